@@ -1,0 +1,1 @@
+"""Everything of eightzeros without a screen."""

@@ -1,0 +1,78 @@
+"""The seam between the agent and the machine: a Driver and a DeviceTable, passed by whoever starts the agent.
+
+A real host gets NVML and the kernel's device numbers; the virtual host passes its own pair. Nothing chooses between
+them by an environment variable, so that a real host can never be shown virtual readings.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Callable, Dict, List, Optional, Tuple
+
+from backend.wire import GpuSample, Inventory, Reading
+
+
+class DriverError(Exception):
+    """The driver as a whole cannot be used: no library, a version mismatch, no permission. Says why in words."""
+
+
+@dataclass
+class ContextList:
+    """Who the driver says holds a context on one GPU: (pid, bytes, kind); `problem` where a list failed."""
+
+    processes: List[Tuple[int, Reading, str]] = field(default_factory=list)
+    problem: str = ""
+
+
+class Driver:
+    """What the agent asks of a GPU driver. Every method runs in a disposable child and may block for ever.
+
+    One instance is opened once, in the child. A GPU is named by its index. A reading that fails is a failed
+    Reading, never an exception; only `open` raises, with DriverError.
+    """
+
+    virtual = False
+
+    def open(self) -> Inventory:
+        """Initialise the driver and list its GPUs. Raises DriverError where nothing can be read at all."""
+        raise NotImplementedError
+
+    def lean(self, index: int) -> Tuple[Dict[str, Reading], ContextList]:
+        """Read the 1 Hz set (`wire.LEAN`) and the compute list."""
+        raise NotImplementedError
+
+    def slow(self, index: int) -> Dict[str, Reading]:
+        """Read the slow set (`wire.SLOW`)."""
+        raise NotImplementedError
+
+    def occupancy(self, index: int) -> Tuple[Reading, ContextList]:
+        """Read memory used (v2, bytes) and the union of the compute, graphics and MPS lists: what clearance polls."""
+        raise NotImplementedError
+
+
+class DeviceTable:
+    """Which open files belong to which GPU.
+
+    `gpus_of(st)` takes the os.stat_result of an open file and returns None where it is no GPU device, else the
+    device minors of the GPUs it belongs to; an empty tuple stands for a device of the driver that belongs to no one
+    GPU (nvidiactl, nvidia-uvm).
+    """
+
+    def gpus_of(self, st: os.stat_result) -> Optional[Tuple[int, ...]]:
+        """Return the minors behind an open file."""
+        raise NotImplementedError
+
+    def gpus_of_map(self, device: Tuple[int, int], inode: int, path: str) -> Optional[Tuple[int, ...]]:
+        """Return the minors behind a line of /proc/PID/maps: (major, minor) of its device, inode and path."""
+        raise NotImplementedError
+
+
+@dataclass
+class Machine:
+    """The injected pair, and how to start this same program again in another role (argv before the role's name)."""
+
+    driver: Callable[[], Driver]
+    devices: Callable[[], DeviceTable]
+    relaunch: List[str]
+    virtual: bool = False

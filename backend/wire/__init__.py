@@ -1,0 +1,59 @@
+"""The records that cross between host and console, one JSON object a line.
+
+Standard library only and Python 3.8, because the agent speaks it. Records are plain dataclasses: `encode` writes
+them, the agent reads back its own files with `from_dict`, and the console validates what a host sent with msgspec
+against these same classes. A field that is added gets a default, so that an older peer is still understood.
+"""
+
+from backend.wire.lines import (
+    GIB,
+    MAX_LINE_BYTES,
+    MIB,
+    PROTOCOL,
+    SCHEMA,
+    Refused,
+    WireError,
+    decode,
+    encode,
+    from_dict,
+    plain,
+    printable,
+)
+from backend.wire.reset import (
+    CLEAN,
+    LIMITED,
+    NOT_CLEAN,
+    UNHEALTHY,
+    UNKNOWN,
+    VERDICTS,
+    GpuVerdict,
+    Plan,
+    Process,
+    Receipt,
+    ResetEvent,
+)
+from backend.wire.runs import RUN_ENDED, RUN_LIVE, Gate, Progress, Run, RunSpec
+from backend.wire.telemetry import (
+    LEAN,
+    NOT_READ,
+    NOT_SUPPORTED,
+    SLOW,
+    UNSUPPORTED,
+    GpuFacts,
+    GpuSample,
+    Hello,
+    Holder,
+    HostSample,
+    Inventory,
+    Reading,
+    Telemetry,
+    failed,
+)
+
+__all__ = [
+    "CLEAN", "GIB", "LEAN", "LIMITED", "MAX_LINE_BYTES", "MIB", "NOT_CLEAN", "NOT_READ", "NOT_SUPPORTED", "PROTOCOL",
+    "RUN_ENDED", "RUN_LIVE", "SCHEMA", "SLOW", "UNHEALTHY", "UNKNOWN", "UNSUPPORTED", "VERDICTS", "Gate", "GpuFacts",
+    "GpuSample", "GpuVerdict", "Hello", "Holder", "HostSample", "Inventory", "Plan", "Process", "Progress", "Reading",
+    "Receipt", "Refused", "ResetEvent", "Run", "RunSpec", "Telemetry", "WireError", "decode", "encode", "failed",
+    "from_dict", "plain", "printable",
+]  # fmt: skip

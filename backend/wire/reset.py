@@ -1,0 +1,115 @@
+"""The kill-and-verify cycle: who would be killed, what happened, what each GPU is afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional
+
+from backend.wire.lines import SCHEMA
+from backend.wire.telemetry import NOT_READ, Reading
+
+CLEAN = "CLEAN"
+LIMITED = "CLEAN (limited)"
+NOT_CLEAN = "NOT CLEAN"
+UNHEALTHY = "UNHEALTHY"
+UNKNOWN = "UNKNOWN"
+VERDICTS = (CLEAN, LIMITED, NOT_CLEAN, UNHEALTHY, UNKNOWN)
+"""From best to worst to know: a host is as good as its worst GPU (DESIGN section 6.7)."""
+
+
+@dataclass
+class Process:
+    """One process in a plan. `start_ticks` and `pidfd_inode` bind it: a pid alone may be reused.
+
+    `gpus` are GPU indices; `used_bytes` what the driver attributes to it; `pinned_bytes` is its RssShmem, which
+    predicts how long the release takes (facts: reset, head). `method` is how it will be stopped, or empty for one
+    that is spared; `reason` says why it is on its list.
+    """
+
+    pid: int
+    start_ticks: int
+    pidfd_inode: int = 0
+    ppid: int = 0
+    uid: int = -1
+    user: str = ""
+    exe: str = ""
+    command: str = ""
+    age_s: Optional[float] = None
+    gpus: List[int] = field(default_factory=list)
+    used_bytes: Reading = NOT_READ
+    pinned_bytes: int = 0
+    reason: str = ""
+    method: str = ""
+    run_id: str = ""
+
+
+@dataclass
+class Plan:
+    """What a reset would do. `digest` covers the victims' identities and is what the operator confirms."""
+
+    digest: str = ""
+    victims: List[Process] = field(default_factory=list)
+    spared: List[Process] = field(default_factory=list)
+    ghosts: List[Dict[str, Any]] = field(default_factory=list)  # {"pid", "gpu", "used_bytes"}: named, but not there
+    unseen: List[str] = field(default_factory=list)  # what could not be read, in words
+    losses: List[str] = field(default_factory=list)  # what the kill would lose, in words
+    baseline: str = ""  # "recorded 2026-12-01 14:02" or "none: ..." in words
+    grace_s: float = 0.0
+    deadline_s: float = 0.0
+
+
+@dataclass
+class GpuVerdict:
+    """What one GPU is, why, and the command that shows the same by hand."""
+
+    index: int
+    uuid: str
+    verdict: str
+    reason: str
+    action: str = ""
+    command: str = ""
+    used_bytes: Reading = NOT_READ
+    baseline_bytes: Optional[int] = None
+
+
+@dataclass
+class ResetEvent:
+    """One line of a reset's journal: `at_s` is seconds since the reset began, on the monotonic clock.
+
+    `kind` is phase, signal, gone, memory, note, gpu or verdict; `text` says it in words, `data` for programs.
+    """
+
+    at_s: float
+    kind: str
+    text: str
+    data: Dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Receipt:
+    """The evidence of one reset or verification, complete only when `verdict` is set. Durations in seconds.
+
+    `durations` has scan, grace, kill, release (last signal to every GPU clear), verdict and total, where they apply.
+    """
+
+    id: str
+    kind: str  # reset or verify
+    schema: int = SCHEMA
+    host: str = ""
+    virtual: bool = False
+    user: str = ""
+    boot_id: str = ""
+    driver: str = ""
+    cuda: str = ""
+    started_at: float = 0.0
+    plan: Optional[Plan] = None
+    before: List[GpuVerdict] = field(default_factory=list)
+    after: List[GpuVerdict] = field(default_factory=list)
+    killed: List[Process] = field(default_factory=list)
+    survivors: List[Process] = field(default_factory=list)
+    signals: List[Dict[str, Any]] = field(default_factory=list)  # {"at_s", "pid", "signal", "error"}
+    durations: Dict[str, float] = field(default_factory=dict)
+    unseen: List[str] = field(default_factory=list)
+    notes: List[str] = field(default_factory=list)
+    verdict: str = ""
+    path: str = ""
