@@ -1,0 +1,47 @@
+"""From a stage of the configuration to what the host is asked: a run and its requirements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backend.wire import GIB, RunSpec
+
+if TYPE_CHECKING:
+    from backend.config import Stage
+
+EXTRACTOR = "{extractor}"
+"""Stands in an argv for the folder where the host keeps the unpacked extractor."""
+
+
+def build_spec(name: str, stage: Stage, run_id: str, forced: str = "") -> RunSpec:
+    """Build the run of a stage. An extract stage's argv holds EXTRACTOR, which the link replaces once shipped."""
+    return RunSpec(
+        id=run_id,
+        stage=name,
+        argv=_extract_argv(stage) if stage.kind == "extract" else list(stage.command),
+        cwd=stage.cwd,
+        env=dict(stage.env),
+        label=f"{name} ({stage.engine})" if stage.kind == "extract" else name,
+        out_dir=stage.out,
+        grace_s=stage.grace_s,
+        forced=forced,
+    )
+
+
+def _extract_argv(stage: Stage) -> list[str]:
+    argv = [stage.python, EXTRACTOR, "--engine", stage.engine, "--corpus", stage.corpus, "--out", stage.out]
+    return argv + (["--limit", str(stage.limit)] if stage.limit else [])
+
+
+def requirements(stage: Stage) -> dict[str, Any]:
+    """Say what must hold on the host before a launch (docs/architecture.md, `requirements`)."""
+    extract = stage.kind == "extract"
+    disk = [[stage.out or stage.cwd or "~", int(stage.disk_gib * GIB)]] if stage.disk_gib else []
+    return {
+        "clean_gpus": "clean-gpus" in stage.needs,
+        "paths": [stage.corpus] if extract else [],
+        "disk": disk,
+        "shm_bytes": int(stage.shm_gib * GIB),
+        "python": stage.python if extract else stage.command[0],
+        "modules": ["numpy"] if extract else [],
+    }
