@@ -18,6 +18,8 @@ from backend.wire.lines import (
     from_dict,
     plain,
     printable,
+    refusal,
+    reply,
 )
 from backend.wire.reset import (
     CLEAN,
@@ -55,5 +57,5 @@ __all__ = [
     "RUN_ENDED", "RUN_LIVE", "SCHEMA", "SLOW", "UNHEALTHY", "UNKNOWN", "UNSUPPORTED", "VERDICTS", "Gate", "GpuFacts",
     "GpuSample", "GpuVerdict", "Hello", "Holder", "HostSample", "Inventory", "Plan", "Process", "Progress", "Reading",
     "Receipt", "Refused", "ResetEvent", "Run", "RunSpec", "Telemetry", "WireError", "decode", "encode", "failed",
-    "from_dict", "plain", "printable",
+    "from_dict", "plain", "printable", "refusal", "reply",
 ]  # fmt: skip

@@ -55,6 +55,20 @@ def decode(line: bytes) -> Dict[str, Any]:
     return message
 
 
+def reply(number: Any, result: Any) -> Dict[str, Any]:
+    """Make the answer to a request."""
+    return {"t": "reply", "id": number, "ok": True, "result": result}
+
+
+def refusal(number: Any, error: Exception) -> Dict[str, Any]:
+    """Make the answer that says why not."""
+    if isinstance(error, Refused):
+        said = {"code": error.code, "message": error.message, "hint": error.hint}
+    else:
+        said = {"code": "failed", "message": "%s: %s" % (type(error).__name__, error), "hint": ""}
+    return {"t": "reply", "id": number, "ok": False, "error": said}
+
+
 def plain(record: Any) -> Any:
     """Turn a record into what json writes of it: dictionaries, lists and scalars."""
     return json.loads(json.dumps(record, default=vars))

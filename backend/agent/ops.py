@@ -1,0 +1,147 @@
+"""The operations that a console may ask for, by name. docs/architecture.md lists their arguments and results."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Dict, List, NamedTuple, Type, TypeVar
+
+from backend.agent import archives
+from backend.agent.runs import RunStore
+from backend.agent.seam import Machine
+from backend.wire import Refused, RunSpec, from_dict
+
+T = TypeVar("T")
+
+
+class Context(NamedTuple):
+    """What operations work on."""
+
+    machine: Machine
+    store: RunStore
+
+
+class Operation(NamedTuple):
+    """How an operation is called. With a deadline (seconds) it runs in a worker; without, in the loop, at once."""
+
+    call: Callable[[Context, Dict[str, Any]], Any]
+    deadline_s: float = 0.0
+
+
+def want(args: Dict[str, Any], name: str, kind: Type[T]) -> T:
+    """Return an argument of the right type, or refuse naming it."""
+    value = args.get(name)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise Refused("bad-request", "`%s` must be %s, not %r" % (name, kind.__name__, value))
+    return value
+
+
+def inspectable(args: Dict[str, Any]) -> str:
+    """Return the path that may be looked at: absolute, and inside the roots that the configuration allows."""
+    path = os.path.expanduser(want(args, "path", str))
+    if not os.path.isabs(path):
+        raise Refused("bad-path", "`%s` is no absolute path" % path, "name the whole path on the host")
+    roots = [os.path.realpath(os.path.expanduser(root)) for root in args.get("roots") or []]
+    real = os.path.realpath(path)
+    if roots and not any(os.path.commonpath([real, root]) == root for root in roots):
+        raise Refused("outside-roots", "%s is outside the configured roots" % path, "roots: " + ", ".join(roots))
+    return path
+
+
+def _runs_list(context: Context, args: Dict[str, Any]) -> Any:
+    return context.store.list()
+
+
+def _runs_get(context: Context, args: Dict[str, Any]) -> Any:
+    run = context.store.get(want(args, "id", str))
+    if run is None:
+        raise Refused("not-found", "there is no run `%s` on this host" % args["id"])
+    return run
+
+
+def _runs_start(context: Context, args: Dict[str, Any]) -> Any:
+    spec = from_dict(RunSpec, want(args, "spec", dict))
+    known = context.store.get(spec.id)
+    if known is not None:
+        return known
+    closed = [gate for gate in _check(context, args) if gate.ok is not True]
+    if closed and not spec.forced:
+        text = "; ".join("%s: %s" % (gate.name, gate.detail) for gate in closed)
+        raise Refused("gate", text, closed[0].fix)
+    return context.store.start(spec)
+
+
+def _runs_stop(context: Context, args: Dict[str, Any]) -> Any:
+    run = _runs_get(context, args)
+    return context.store.stop(run.id, float(args.get("grace_s") or run.grace_s))
+
+
+def _runs_log(context: Context, args: Dict[str, Any]) -> Any:
+    limit = min(int(args.get("limit") or 65536), 65536)
+    return context.store.log(_runs_get(context, args).id, int(args.get("offset", -1)), limit)
+
+
+def _check(context: Context, args: Dict[str, Any]) -> List[Any]:
+    from backend.agent.gates import check
+    from backend.agent.reset.ops import op_verify
+
+    return check(context.machine, args.get("requirements") or {}, lambda: op_verify(context.machine, args))
+
+
+def _reset(name: str) -> Callable[[Context, Dict[str, Any]], Any]:
+    def call(context: Context, args: Dict[str, Any]) -> Any:
+        from backend.agent.reset import ops
+
+        return getattr(ops, name)(context.machine, args)
+
+    return call
+
+
+def _reset_start(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.reset.ops import prepare_start
+
+    known = context.store.get(want(args, "id", str))
+    return known if known is not None else context.store.start(prepare_start(context.machine, args))
+
+
+def _shards_list(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.shards.listing import list_shards
+
+    return list_shards(inspectable(args))
+
+
+def _shards_show(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.shards.show import show
+
+    return show(inspectable(args))
+
+
+def _archive_have(context: Context, args: Dict[str, Any]) -> Any:
+    return archives.have(want(args, "name", str), want(args, "sha256", str))
+
+
+def _archive_put(context: Context, args: Dict[str, Any]) -> Any:
+    return archives.put(
+        want(args, "name", str), want(args, "sha256", str), want(args, "size", int), want(args, "offset", int),
+        want(args, "data", str),
+    )  # fmt: skip
+
+
+TABLE: Dict[str, Operation] = {
+    "runs.list": Operation(_runs_list),
+    "runs.get": Operation(_runs_get),
+    "runs.start": Operation(_runs_start, 60.0),
+    "runs.stop": Operation(_runs_stop, 30.0),
+    "runs.log": Operation(_runs_log, 20.0),
+    "gates.check": Operation(_check, 60.0),
+    "reset.plan": Operation(_reset("op_plan"), 60.0),
+    "reset.start": Operation(_reset_start, 60.0),
+    "reset.verify": Operation(_reset("op_verify"), 120.0),
+    "baseline.record": Operation(_reset("op_baseline_record"), 60.0),
+    "baseline.show": Operation(_reset("op_baseline_show"), 20.0),
+    "receipts.list": Operation(_reset("op_receipts_list"), 20.0),
+    "receipts.get": Operation(_reset("op_receipts_get"), 20.0),
+    "shards.list": Operation(_shards_list, 20.0),
+    "shards.show": Operation(_shards_show, 20.0),
+    "archive.have": Operation(_archive_have, 20.0),
+    "archive.put": Operation(_archive_put, 20.0),
+}
