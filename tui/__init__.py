@@ -1,1 +1,1 @@
-""""""
+"""What the operator sees and presses."""

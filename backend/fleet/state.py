@@ -72,6 +72,7 @@ class ResetState:
     receipt: Receipt | None = None
     running: bool = False
     started_at: float = 0.0
+    run_id: str = ""
 
 
 @dataclass
@@ -95,6 +96,7 @@ class HostState:
     verdicts: dict[int, GpuVerdict] = field(default_factory=dict)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     revision: int = 0
+    caught_up: bool = False  # the runs that the host holds were asked for and came
 
     @property
     def virtual(self) -> bool:

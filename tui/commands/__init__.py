@@ -1,0 +1,1 @@
+"""The headless twins of what the console does, one file a subject."""
