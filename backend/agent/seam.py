@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from backend.wire import GpuSample, Inventory, Reading
 
@@ -34,6 +34,12 @@ class Driver:
 
     virtual = False
 
+    skip: FrozenSet[int] = frozenset()
+    """GPUs that `open` must list (with a problem) and not touch, because they hung before."""
+
+    opening: Optional[Callable[[int], None]] = None
+    """Where set, `open` calls it before it touches a GPU, so that a hang there is put down to that GPU."""
+
     def open(self) -> Inventory:
         """Initialise the driver and list its GPUs. Raises DriverError where nothing can be read at all."""
         raise NotImplementedError
@@ -58,6 +64,14 @@ class DeviceTable:
     device minors of the GPUs it belongs to; an empty tuple stands for a device of the driver that belongs to no one
     GPU (nvidiactl, nvidia-uvm).
     """
+
+    def hints(self) -> Tuple[str, ...]:
+        """Return text of which some part stands in the path of every such file; empty: any path may be one.
+
+        Numbers decide, not names: hints only spare a scan from asking files that cannot be devices, some of which
+        may lie on a filesystem that no longer answers.
+        """
+        return ()
 
     def gpus_of(self, st: os.stat_result) -> Optional[Tuple[int, ...]]:
         """Return the minors behind an open file."""
