@@ -1,1 +1,58 @@
-""""""
+"""What an extraction asks of the model that computes the states, and the engines by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+NAMES = ("embedded",)
+
+CONVENTION = "capture point k is the residual stream entering layer k (0 is the embeddings), before any norm"
+"""Written beside the points, because systems count them differently by one (facts: extraction, 1f)."""
+
+
+class States(NamedTuple):
+    """The states of one sample as bfloat16 words (uint16).
+
+    `aux` is [L, K x H]: the capture points side by side, lowest first. `last` is [L, H], after the final
+    norm.
+    """
+
+    aux: NDArray[np.uint16]
+    last: NDArray[np.uint16]
+
+
+class EngineError(Exception):
+    """One sample could not be computed; the text says why. The next one may work."""
+
+
+class Engine(Protocol):
+    """A model. `model` names its weights exactly: a resumed extraction refuses another one."""
+
+    name: str
+    model: str
+    hidden_size: int
+    vocab_size: int
+    capture_points: tuple[int, ...]
+
+    def states(self, input_ids: Sequence[int]) -> States:
+        """Compute one sample. Raises EngineError where this sample cannot be computed."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the engine holds."""
+        ...
+
+
+def open_engine(name: str) -> Engine:
+    """Return the engine of this name. Raises ValueError naming those that exist."""
+    if name == "embedded":
+        from backend.extraction.engines.embedded import EmbeddedEngine
+
+        return EmbeddedEngine()
+    raise ValueError(f"no engine is called {name!r}; there is {', '.join(NAMES)}")
