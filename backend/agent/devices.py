@@ -24,6 +24,10 @@ class NvidiaDevices(DeviceTable):
         self._majors = _dynamic_majors()
         self._render = _render_nodes()
 
+    def hints(self) -> Tuple[str, ...]:
+        """Return where device nodes may lie: under /dev, or named after the driver in a container's folder."""
+        return ("/dev/", "nvidia")
+
     def gpus_of(self, st: os.stat_result) -> Optional[Tuple[int, ...]]:
         """Return the GPU minors behind an open file; None where it is no NVIDIA device."""
         if not statmod.S_ISCHR(st.st_mode):
