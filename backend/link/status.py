@@ -20,18 +20,29 @@ class LinkState(StrEnum):
 
 @dataclass(frozen=True)
 class HostKey:
-    """The key that a host offered and that is not trusted. A changed or revoked key is never accepted from here."""
+    """The key that a host offered and that is not trusted. A changed or revoked key is never accepted from
+    here.
+
+    `host` and `port` are what a line of known_hosts would name (an alias has port 22); `key` is the key as it
+    stands in such a line.
+    """
 
     host: str
     port: int
     algorithm: str
     fingerprint: str  # as ssh prints it: SHA256:...
     verdict: str  # unknown, changed, revoked
+    key: str = ""
 
 
 @dataclass(frozen=True)
 class LinkStatus:
-    """A state with its reason. `code` is for programs: host-key, auth, no-python, old-python, unreachable, ..."""
+    """A state with its reason; `code` is for programs.
+
+    Refused: host-key, auth, no-python, old-python, ssh-config, no-room. Lost: unknown-host, unreachable,
+    timeout, silent, ended, agent-crashed, no-agent. `retry_in_s` is set while a lost host waits for its next
+    attempt.
+    """
 
     state: LinkState
     reason: str = ""
