@@ -1,0 +1,273 @@
+"""The whole transaction: guard, look, bind, stop, clear, health, verdict, receipt.
+
+It runs as a detached run of its own and finishes whatever happens to console, connection or agent. Its journal is in
+the run's folder, its receipt among the host's receipts before the verdict is shown.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+
+from contextlib import contextmanager
+
+from backend.agent import ours, procfs
+from backend.agent.paths import state_dir
+from backend.agent.reset import health, verdict
+from backend.agent.reset.clearance import Clearance, Clearing, states
+from backend.agent.reset.baseline import load as load_baseline
+from backend.agent.reset.ladder import Ladder, PlanChanged, describe_stuck, key
+from backend.agent.reset.look import Look, look
+from backend.agent.reset.plan import Runs, make_plan
+from backend.agent.reset.receipt import Journal, confirmed, store
+from backend.agent.reset.watch import Watch
+from backend.agent.seam import Machine
+from backend.wire import UNKNOWN, GpuVerdict, Plan, Process, Receipt, Refused
+
+VERIFY_S = 1.0
+"""A verification does not wait for what is not free: only for it to stay free."""
+
+NO_KERNEL = "no kernel was run on the GPUs: memory, processes and error records were checked"
+
+
+@contextmanager
+def one_at_a_time(what: str) -> Iterator[None]:
+    """Hold the host's reset lock. Raises Refused naming who has it; a dead holder's lock is free."""
+    path = os.path.join(state_dir(), "reset.lock")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip() or "another reset"
+            raise Refused("reset-running", "%s is running on this host" % holder, "wait for its verdict") from None
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, ("%s (process %d)" % (what, os.getpid())).encode("utf-8"), 0)
+        except OSError:
+            pass  # a full disk: the lock holds all the same
+        yield
+    finally:
+        os.close(fd)
+
+
+def main(machine: Machine, run_dir: str, options: Dict[str, Any]) -> int:
+    """Run one reset. Returns 0 where the host is clean, 1 where it is not, 4 where it was refused.
+
+    `options`: id, digest and plan (the file with the victims that were confirmed), other_users, accept_limited;
+    grace_s and deadline_s replace what the plan says.
+    """
+    for number in (signal.SIGHUP, signal.SIGPIPE, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    mark = ours.register("reset")
+    try:
+        with one_at_a_time("reset %s" % options.get("id", os.path.basename(run_dir))):
+            return Cycle(machine, run_dir, options).run()
+    except Refused as error:
+        _say(str(error))
+        return 4
+    finally:
+        ours.forget(mark)
+
+
+class Cycle:
+    """One reset from its first look to its receipt."""
+
+    def __init__(self, machine: Machine, run_dir: str, options: Dict[str, Any]) -> None:
+        from backend.agent.runs import RunStore
+
+        self._machine, self._options = machine, options
+        self._runs: Runs = RunStore(machine)
+        self._journal = Journal(run_dir)
+        self._watch = Watch(machine.driver)
+        self._receipt = new_receipt(machine, str(options.get("id") or os.path.basename(run_dir)), "reset")
+        self._health: Dict[int, health.Readings] = {}
+
+    def run(self) -> int:
+        """Do it all and return the exit status."""
+        try:
+            return self._run()
+        finally:
+            self._watch.close()
+            self._journal.close()
+
+    def _run(self) -> int:
+        receipt, journal = self._receipt, self._journal
+        journal.write("phase", "looking at the host")
+        self._watch.open()
+        about_driver(receipt, self._watch)
+        self._health = health.read(self._watch)
+        seen, plan = self._look_again()
+        receipt.plan, receipt.before = plan, self._before(seen)
+        receipt.durations["scan"] = journal.now_s()
+        ladder = Ladder(self._watch, journal, self._look_again)
+        try:
+            try:
+                self._agree(plan, seen)
+                ladder.bind(plan.victims)
+            except PlanChanged as error:
+                return self._refuse(str(error))
+            return self._carry_out(plan, ladder)
+        finally:
+            ladder.close()
+
+    def _look_again(self) -> Tuple[Look, Plan]:
+        seen = look(self._machine.devices(), self._watch.inventory, self._watch.occupancy())
+        return seen, make_plan(seen, self._runs, bool(self._options.get("other_users")))
+
+    def _before(self, seen: Look) -> List[GpuVerdict]:
+        found = states(seen, self._watch.unknown, load_baseline())
+        return [verdict.judge(state, {}, self._health.get(index, {})) for index, state in sorted(found.items())]
+
+    def _agree(self, plan: Plan, seen: Look) -> None:
+        """Compare with what the operator confirmed; only what the planned ones started since may be new."""
+        path, digest = self._options.get("plan"), self._options.get("digest")
+        if not path:
+            if digest and digest != plan.digest:
+                raise PlanChanged("what would be killed changed since it was confirmed")
+            return
+        try:
+            planned = {key(one): one for one in confirmed(path)}
+        except (OSError, ValueError) as error:
+            raise PlanChanged("the confirmed plan cannot be read: %s" % error) from None
+        pids = {one.pid for one in planned.values()}
+        for one in plan.victims:
+            before = planned.get(key(one))
+            if before is None and not pids & set(seen.family.ancestors(one.pid)):
+                raise PlanChanged("process %d (%s) is new: it %s" % (one.pid, one.command[:80], one.reason))
+            if before is not None and (before.exe, before.uid) != (one.exe, one.uid):
+                raise PlanChanged("process %d now runs %s, not %s" % (one.pid, one.exe, before.exe))
+
+    def _refuse(self, why: str) -> int:
+        self._receipt.notes.append("plan changed: %s; no signal was sent" % why)
+        self._receipt.after = self._receipt.before
+        self._finish(verdict.worst(self._receipt.before), "plan-changed: %s; no signal was sent" % why)
+        return 4
+
+    def _carry_out(self, plan: Plan, ladder: Ladder) -> int:
+        grace_s = float(self._options.get("grace_s") or plan.grace_s)
+        deadline_s = float(self._options.get("deadline_s") or plan.deadline_s)
+        if ladder.bound:
+            self._journal.write("phase", "stopping %d processes, %.0f s of grace" % (len(ladder.bound), grace_s))
+        else:
+            self._journal.write("phase", "nobody to stop")
+        self._receipt.durations.update(ladder.stop(grace_s, deadline_s))
+        self._journal.write("phase", "waiting for every GPU to be free")
+        clearing = Clearing(self._watch, self._machine.devices, self._journal)
+        spared = {one.pid for one in plan.spared}
+        cleared = clearing.wait(ladder.last_signal_at, deadline_s, ladder.fds, spared)
+        self._account(ladder, cleared)
+        began = time.monotonic()
+        after = health.read(self._watch)
+        self._receipt.after = [
+            verdict.judge(state, self._health.get(index, {}), after.get(index, {}))
+            for index, state in sorted(cleared.states.items())
+        ]
+        self._receipt.durations["verdict"] = round(time.monotonic() - began, 3)
+        word = verdict.worst(self._receipt.after)
+        self._finish(word, "")
+        return 0 if verdict.passes(word, bool(self._options.get("accept_limited"))) else 1
+
+    def _account(self, ladder: Ladder, cleared: Clearance) -> None:
+        """Write down who was killed, who was not, and how long it took."""
+        receipt = self._receipt
+        receipt.signals = ladder.signals
+        receipt.survivors = ladder.living()
+        left = {key(one) for one in receipt.survivors}
+        receipt.killed = [one for which, one in ladder.victims.items() if which not in left]
+        for one in receipt.survivors:
+            text = "process %d (%s) did not end: %s" % (one.pid, one.command[:60], describe_stuck(one.pid))
+            receipt.notes.append(text)
+            for index in one.gpus:
+                if index in cleared.states:
+                    cleared.states[index].why.append(text)
+        receipt.notes.extend(ladder.respawned)
+        if cleared.release_s is not None:
+            receipt.durations["release"] = round(cleared.release_s, 3)
+        if self._watch.longest_block_s > 0.5:
+            receipt.notes.append("one call to the driver took %.1f s" % self._watch.longest_block_s)
+
+    def _finish(self, word: str, reason: str) -> None:
+        """Write the receipt, then show the verdict."""
+        receipt, journal = self._receipt, self._journal
+        for one in receipt.after:
+            journal.write("gpu", "GPU %d: %s: %s" % (one.index, one.verdict, one.reason), gpu=one.index,
+                          verdict=one.verdict)  # fmt: skip
+        receipt.verdict = word
+        problem = conclude(receipt, journal)
+        text = word + (": %s" % reason if reason else "") + ("; %s" % problem if problem else "")
+        journal.write("verdict", text, verdict=word, receipt=receipt.path, problem=problem)
+        _show(receipt, text)
+
+
+def new_receipt(machine: Machine, receipt_id: str, kind: str) -> Receipt:
+    """Begin a receipt: which host, who asked, when."""
+    return Receipt(
+        receipt_id, kind, host=socket.gethostname(), virtual=machine.virtual, user=procfs.user_name(os.geteuid()),
+        boot_id=procfs.boot_id(), started_at=time.time(), notes=[NO_KERNEL],
+    )  # fmt: skip
+
+
+def about_driver(receipt: Receipt, watch: Watch) -> None:
+    """Note the driver, or why there is none."""
+    receipt.driver, receipt.cuda = watch.inventory.driver, watch.inventory.cuda
+    if watch.inventory.problem:
+        receipt.notes.append("the driver: %s" % watch.inventory.problem)
+
+
+def conclude(receipt: Receipt, journal: Journal) -> str:
+    """Close a receipt and write it. Returns what could not be written, in words."""
+    receipt.durations["total"] = journal.now_s()
+    receipt.unseen = sorted(set(receipt.plan.unseen)) if receipt.plan else []
+    if journal.problem:
+        receipt.notes.append(journal.problem)
+    problem = store(receipt)
+    if problem:
+        receipt.notes.append(problem)
+    return "; ".join(text for text in (journal.problem, problem) if text)
+
+
+def verify(machine: Machine, *, accept_limited: bool, receipt_id: str = "") -> Receipt:
+    """Check without killing: every GPU free for at least a second, and healthy. Writes a receipt too."""
+    journal = Journal(None)
+    receipt = new_receipt(machine, receipt_id or time.strftime("verify-%Y%m%d-%H%M%S-") + str(os.getpid()), "verify")
+    watch = Watch(machine.driver)
+    try:
+        watch.open()
+        about_driver(receipt, watch)
+        nobody: Callable[[], List[int]] = list
+        clearing = Clearing(watch, machine.devices, journal)
+        cleared = clearing.wait(time.monotonic(), VERIFY_S, nobody, set())
+        after = health.read(watch)
+        receipt.after = [
+            verdict.judge(state, {}, after.get(index, {})) for index, state in sorted(cleared.states.items())
+        ]
+    finally:
+        watch.close()
+    receipt.verdict = verdict.worst(receipt.after)
+    if verdict.passes(receipt.verdict, accept_limited) and receipt.verdict != "CLEAN":
+        receipt.notes.append("a limited verdict is accepted on this host")
+    conclude(receipt, journal)
+    return receipt
+
+
+def _show(receipt: Receipt, text: str) -> None:
+    lines = ["GPU %d: %s: %s" % (one.index, one.verdict, one.reason) for one in receipt.after]
+    lines += ["  %s -> %s" % (one.command, one.action) for one in receipt.after if one.action]
+    _say("\n".join([*lines, text]))
+
+
+def _say(text: str) -> None:
+    """Print for the run's log; a log that cannot be written stops nothing."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        pass
+
+

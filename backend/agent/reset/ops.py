@@ -1,0 +1,112 @@
+"""The operations of reset that a console may ask for. Each runs in a worker of the agent and may block."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, Dict, List, Tuple
+
+from backend.agent.files import write_json
+from backend.agent.paths import state_dir
+from backend.agent.reset import baseline, receipt
+from backend.agent.reset.clearance import states
+from backend.agent.reset.cycle import one_at_a_time, verify
+from backend.agent.reset.look import Look, look
+from backend.agent.reset.plan import make_plan
+from backend.agent.reset.watch import Watch
+from backend.agent.runs import RunStore
+from backend.agent.seam import Machine
+from backend.wire import Plan, Reading, Receipt, Refused, RunSpec
+
+
+def op_plan(machine: Machine, args: Dict[str, Any]) -> Plan:
+    """Say who would be ended and what would be lost."""
+    return _plan(machine, bool(args.get("other_users")))[1]
+
+
+def op_verify(machine: Machine, args: Dict[str, Any]) -> Receipt:
+    """Check every GPU without killing anything."""
+    return verify(machine, accept_limited=bool(args.get("accept_limited")), receipt_id=str(args.get("id") or ""))
+
+
+def op_baseline_record(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Record what each GPU reads while nobody holds it. Raises Refused naming who does."""
+    watch = Watch(machine.driver)
+    try:
+        watch.open()
+        if not watch.inventory.gpus:
+            raise Refused("no-gpu", watch.inventory.problem or "the driver lists no GPU")
+        _refuse_holders(look(machine.devices(), watch.inventory, watch.occupancy()))
+        samples: Dict[int, List[Reading]] = {}
+        began = time.monotonic()
+        for number in range(baseline.SAMPLES):
+            due = began + number * baseline.SPAN_S / (baseline.SAMPLES - 1)
+            while time.monotonic() < due:
+                watch.step(due, [])
+            for index, (used, _) in watch.occupancy().items():
+                samples.setdefault(index, []).append(used)
+        _refuse_holders(look(machine.devices(), watch.inventory, watch.occupancy()))
+        return baseline.store(watch.inventory, samples)
+    finally:
+        watch.close()
+
+
+def _refuse_holders(seen: Look) -> None:
+    """Refuse to call memory idle that somebody may hold: only what reads as used is no reason here."""
+    held = []
+    for state in states(seen, {}, {"gpus": {}}).values():
+        held += ["GPU %d is held by process %d" % (state.index, pid) for pid in sorted(state.pids | state.held_by)]
+    if held:
+        raise Refused("held", "; ".join(held), "reset the host first, then record the baseline")
+
+
+def op_baseline_show(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what was recorded."""
+    return baseline.load()
+
+
+def op_receipts_list(machine: Machine, args: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """Return the receipts of this host, the newest first."""
+    return receipt.list_receipts()
+
+
+def op_receipts_get(machine: Machine, args: Dict[str, Any]) -> Receipt:
+    """Return one receipt."""
+    return receipt.load(str(args.get("id") or ""))
+
+
+def prepare_start(machine: Machine, args: Dict[str, Any]) -> RunSpec:
+    """Turn a confirmed plan into the run that carries it out.
+
+    Plans again first: raises Refused `plan-changed` where the digest no longer holds, so that nothing is killed that
+    the operator did not see; and `reset-running` where another reset is under way.
+    """
+    reset_id = str(args.get("id") or "")
+    path = receipt.plan_path(reset_id)
+    other_users = bool(args.get("other_users"))
+    with one_at_a_time("the start of reset %s" % reset_id):
+        plan = _plan(machine, other_users)[1]
+    if plan.digest != args.get("digest"):
+        text = "what a reset would kill changed since it was shown: now %d processes" % len(plan.victims)
+        raise Refused("plan-changed", text, "look at the new plan and confirm it")
+    write_json(path, {"schema": 1, "victims": plan.victims})
+    options = {
+        "id": reset_id, "digest": plan.digest, "plan": path, "other_users": other_users,
+        "accept_limited": bool(args.get("accept_limited")),
+    }  # fmt: skip
+    for name in ("grace_s", "deadline_s"):
+        if args.get(name) is not None:
+            options[name] = float(args[name])
+    argv = [*machine.relaunch, "reset", os.path.join(state_dir("runs"), reset_id), json.dumps(options)]
+    return RunSpec(reset_id, "reset", argv, label="kill and verify", grace_s=plan.grace_s + plan.deadline_s)
+
+
+def _plan(machine: Machine, other_users: bool) -> Tuple[Look, Plan]:
+    watch = Watch(machine.driver)
+    try:
+        watch.open()
+        seen = look(machine.devices(), watch.inventory, watch.occupancy())
+        return seen, make_plan(seen, RunStore(machine), other_users)
+    finally:
+        watch.close()

@@ -1,0 +1,78 @@
+"""What each GPU is in the end, in one of five words, with the reason and the command that shows the same by hand."""
+
+from __future__ import annotations
+
+from typing import Iterable, List, Tuple
+
+from backend.agent.reset import health
+from backend.agent.reset.clearance import GpuState, mib
+from backend.wire import CLEAN, LIMITED, NOT_CLEAN, UNHEALTHY, UNKNOWN, VERDICTS, GpuVerdict
+
+REBOOT = "wait and verify again; if it stays so, reboot the host"
+
+
+def judge(state: GpuState, before: health.Readings, after: health.Readings) -> GpuVerdict:
+    """Weigh everything that is known of one GPU: the worst of it is the verdict, and every reason is said."""
+    weighed: List[Tuple[str, str, str, str]] = []  # verdict, reason, action, command
+    if state.unknown and not _gone(state):
+        weighed.append((UNKNOWN, state.unknown, REBOOT, "nvidia-smi -i %s" % state.uuid))
+    if state.why:
+        weighed.append((NOT_CLEAN, "; ".join(state.why), _action(state), _command(state)))
+    if _gone(state):
+        weighed.append((UNHEALTHY, state.unknown, "reboot the host; if it stays away, have it serviced",
+                        "nvidia-smi -L"))  # fmt: skip
+    else:
+        weighed += [(UNHEALTHY, one.reason, one.action, one.command)
+                    for one in health.findings(state.uuid, before, after)]  # fmt: skip
+    gaps = state.limited + (health.unread(after) if not state.unknown else [])
+    if gaps:
+        weighed.append((LIMITED, "; ".join(gaps), "run it as root, or accept_limited for this host", "id -u"))
+    weighed.sort(key=lambda one: VERDICTS.index(one[0]), reverse=True)
+    if not weighed:
+        weighed.append((CLEAN, _clean(state), "", _memory_command(state)))
+    word, _, action, command = weighed[0]
+    said = [reason for _, reason, _, _ in weighed]
+    if word == LIMITED:
+        said.append(_clean(state))
+    return GpuVerdict(
+        state.index, state.uuid, word, "; ".join(said), action, command, state.used, state.limit.baseline_bytes
+    )  # fmt: skip
+
+
+def worst(verdicts: Iterable[GpuVerdict]) -> str:
+    """Return the verdict of the host: that of its worst GPU; of none at all, unknown."""
+    return max((one.verdict for one in verdicts), key=VERDICTS.index, default=UNKNOWN)
+
+
+def passes(verdict: str, accept_limited: bool) -> bool:
+    """Say whether a verdict opens the gate to the next stage."""
+    return verdict == CLEAN or (verdict == LIMITED and accept_limited)
+
+
+def _gone(state: GpuState) -> bool:
+    return "GPU is lost" in state.unknown or "reset required" in state.unknown
+
+
+def _clean(state: GpuState) -> str:
+    value = state.used.number()
+    shown = "its memory is not reported" if value is None else "%s in use" % mib(value)
+    return "%s (%s), no process" % (shown, state.limit.said)
+
+
+def _action(state: GpuState) -> str:
+    if state.held_by:
+        who = ", ".join(str(pid) for pid in sorted(state.held_by))
+        return "stop process %s by its own means, or reset for other users too; then verify again" % who
+    return "see who is left; if no process holds it, sudo nvidia-smi --gpu-reset -i %s" % state.uuid
+
+
+def _command(state: GpuState) -> str:
+    if state.pids:
+        return "nvidia-smi --query-compute-apps=pid,used_memory --format=csv -i %s" % state.uuid
+    if state.held_by:
+        return "sudo fuser -v /dev/nvidia%d" % state.minor
+    return _memory_command(state)
+
+
+def _memory_command(state: GpuState) -> str:
+    return "nvidia-smi --query-gpu=index,memory.used --format=csv -i %s" % state.uuid

@@ -1,0 +1,266 @@
+"""Real processes that hold GPU device files in every awkward way, started and ended by the tests.
+
+Run as a program it is the holder. It opens the device files as often as a CUDA context does on an H200 (20 times), or
+a monitor (3 times), and keeps a locked claim file for the memory: its forked children share the lock, so the memory
+stays until the last of them is gone, as it does under the real driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fcntl
+import json
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+CONTEXT_OPENS = 20
+MONITOR_OPENS = 3
+MIB = 1 << 20
+
+
+class Holder:
+    """One started holder. `pid` holds the GPU; `pids` are all that it started."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", said: Dict[str, Any]) -> None:
+        self.process, self.said = process, said
+        self.pid: int = said["pid"]
+        self.pids: List[int] = said["pids"]
+        self._fds = [os.pidfd_open(pid) for pid in self.pids]
+
+    def alive(self, number: int = 0) -> bool:
+        """Say whether one of its processes still lives."""
+        return not select.select([self._fds[number]], [], [], 0)[0]
+
+    def end(self) -> None:
+        """Kill what is left of it, by handle."""
+        for fd in self._fds:
+            try:
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            os.close(fd)
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout:
+            self.process.stdout.close()
+
+
+def start(root: str, *, gpus: str = "0", mode: str = "", used_mib: int = 1000, argv0: str = "", **more: Any) -> Holder:
+    """Start a holder and wait until it holds. `mode` is one of the functions below, `more` its options."""
+    words = [sys.executable, "-I", "-S", os.path.abspath(__file__), "--root", root, "--gpus", gpus, "--mode", mode]
+    words += ["--used-mib", str(used_mib)]
+    executable = more.pop("executable", None)
+    start_new_session = more.pop("new_session", True)
+    for name, value in more.items():
+        words += ["--" + name.replace("_", "-"), str(value)]
+    if argv0:
+        executable, words[0] = executable or sys.executable, argv0
+    process = subprocess.Popen(words, executable=executable, stdout=subprocess.PIPE,
+                               start_new_session=start_new_session)  # fmt: skip
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"the holder ended at once: {words}"
+    return Holder(process, json.loads(line))
+
+
+def device(root: str, gpu: int) -> str:
+    """Return a GPU's device file."""
+    return os.path.join(root, "nvidia%d" % gpu)
+
+
+def hold(root: str, gpus: List[int], used_mib: int, opens: int, options: Any) -> List[int]:
+    """Open the device files, and lock a claim for each GPU's memory; without memory it is a monitor."""
+    files = []
+    for gpu in gpus:
+        files += [os.open(device(root, gpu), os.O_RDWR) for _ in range(opens)]
+        if used_mib:
+            claim = {"pid": options.named or os.getpid(), "used_bytes": used_mib * MIB, "release_s": options.release_s,
+                     "blocks": options.blocks}  # fmt: skip
+            path = os.path.join(root, "claims", "%d.%d" % (gpu, os.getpid()))
+            fd = os.open(path + ".new", os.O_RDWR | os.O_CREAT, 0o666)
+            os.write(fd, json.dumps(claim).encode())
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            os.rename(path + ".new", path)
+            files.append(fd)
+    return files
+
+
+def ready(*pids: int) -> None:
+    """Tell the test who holds."""
+    os.write(1, json.dumps({"pid": pids[0], "pids": list(pids)}).encode() + b"\n")
+
+
+def sleep() -> None:
+    """Sleep for ever."""
+    while True:
+        signal.pause()
+
+
+def child(run: Callable[[], None]) -> int:
+    """Fork a child that runs and sleeps; returns when it says that it is set up."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        run()
+        os.write(writer, b"%d" % os.getpid())
+        os.close(writer)
+        sleep()
+    os.close(writer)
+    said = int(os.read(reader, 20))
+    os.close(reader)
+    return said
+
+
+def main() -> None:
+    """Hold as told by the options."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--root")
+    parser.add_argument("--gpus")
+    parser.add_argument("--mode", default="")
+    parser.add_argument("--used-mib", type=int)
+    parser.add_argument("--named", type=int, default=0, help="the pid that the driver names, where it is another")
+    parser.add_argument("--release-s", type=float, default=0.05)
+    parser.add_argument("--blocks", type=int, default=0)
+    parser.add_argument("--uid", type=int, default=0)
+    parser.add_argument("--exit-s", type=float, default=1.0)
+    parser.add_argument("--comm", default="")
+    options = parser.parse_args()
+    gpus = [int(part) for part in options.gpus.split(",") if part]
+    Modes(options, gpus).run()
+
+
+class Modes:
+    """The ways to hold."""
+
+    def __init__(self, options: Any, gpus: List[int]) -> None:
+        self.options, self.gpus = options, gpus
+        self.files: List[int] = []
+
+    def run(self) -> None:
+        """Hold in the way that was asked for, and sleep."""
+        if self.options.uid:
+            os.setresgid(self.options.uid, self.options.uid, self.options.uid)
+            os.setresuid(self.options.uid, self.options.uid, self.options.uid)
+        if self.options.comm:
+            ctypes.CDLL(None).prctl(15, os.fsencode(self.options.comm), 0, 0, 0)
+        getattr(self, self.options.mode.replace("-", "_") or "plain")()
+        sleep()
+
+    def _hold(self, opens: int = CONTEXT_OPENS) -> None:
+        self.files = hold(self.options.root, self.gpus, self.options.used_mib, opens, self.options)
+
+    def plain(self) -> None:
+        """Hold, and end at SIGTERM."""
+        self._hold()
+        ready(os.getpid())
+
+    def ignore_term(self) -> None:
+        """Ignore SIGTERM."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.plain()
+
+    def slow_exit(self) -> None:
+        """Take a while to end after SIGTERM."""
+        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(self.options.exit_s), os._exit(0)))
+        self.plain()
+
+    def stopped(self) -> None:
+        """Stand still, as after SIGSTOP."""
+        self.plain()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def monitor(self) -> None:
+        """Have what an NVML client has: a few open files and no memory."""
+        self.options.used_mib = 0
+        self._hold(MONITOR_OPENS)
+        ready(os.getpid())
+
+    def doubtful(self) -> None:
+        """Hold as many files as a context, of which the driver knows nothing."""
+        self.options.used_mib = 0
+        self.plain()
+
+    def bystander(self) -> None:
+        """Hold nothing at all."""
+        ready(os.getpid())
+
+    def mapped(self) -> None:
+        """Keep a mapping and close the file."""
+        self._hold(0)
+        for gpu in self.gpus:
+            fd = os.open(device(self.options.root, gpu), os.O_RDWR)
+            self.kept = mmap.mmap(fd, 4096)
+            os.close(fd)
+        ready(os.getpid())
+
+    def with_child(self) -> None:
+        """Start a child that holds nothing itself."""
+        pid = child(lambda: os.closerange(3, 1000))
+        self._hold()
+        ready(os.getpid(), pid)
+
+    def orphan(self) -> None:
+        """Leave session and parent behind, twice forked."""
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            self.plain()
+            return
+        os.waitpid(pid, 0)
+        os._exit(0)
+
+    def heir(self) -> None:
+        """Fork a child that shares the files, in a session of its own, and end: the driver goes on naming us."""
+        self._hold()
+        pid = child(os.setsid)
+        ready(pid, os.getpid())
+        os._exit(0)
+
+    def fork_at_term(self) -> None:
+        """Leave a child with the files behind at SIGTERM, in a session of its own and under another parent."""
+
+        def leave(*_: Any) -> None:
+            if os.fork() == 0:
+                os.setsid()
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                sleep()
+            os._exit(0)
+
+        signal.signal(signal.SIGTERM, leave)
+        self.plain()
+
+    def respawner(self) -> None:
+        """Start a holder, and another whenever it ends. The parent holds nothing."""
+        words = [sys.executable, "-I", "-S", __file__, "--root", self.options.root, "--gpus", self.options.gpus]
+        words += ["--used-mib", str(self.options.used_mib)]
+        first: Optional[int] = None
+        while True:
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+            assert process.stdout is not None
+            said = json.loads(process.stdout.readline())
+            if first is None:
+                first = said["pid"]
+                ready(first, os.getpid())
+            process.wait()
+
+    def become(self) -> None:
+        """Turn into another program at SIGUSR1, keeping pid and files."""
+        self._hold()
+        for fd in self.files:
+            os.set_inheritable(fd, True)
+        signal.signal(signal.SIGUSR1, lambda *_: os.execv("/bin/sleep", ["sleep", "100"]))
+        ready(os.getpid())
+
+
+if __name__ == "__main__":
+    main()

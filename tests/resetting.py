@@ -1,0 +1,151 @@
+"""A machine for reset tests: plain files stand for devices, locked claims of real processes for their memory."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from backend.agent.seam import ContextList, DeviceTable, Driver, Machine
+from backend.wire import MIB, NOT_SUPPORTED, SLOW, GpuFacts, Inventory, Reading, failed
+from tests import holding
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class FileDevices(DeviceTable):
+    """Plain files nvidia0, nvidia1 ... as devices, told by filesystem and inode."""
+
+    def __init__(self, root: str) -> None:
+        self._minors = {}
+        for name in os.listdir(root):
+            if name.startswith("nvidia"):
+                st = os.stat(os.path.join(root, name))
+                self._minors[st.st_dev, st.st_ino] = int(name[6:])
+
+    def gpus_of(self, st: os.stat_result) -> tuple[int, ...] | None:
+        found = self._minors.get((st.st_dev, st.st_ino))
+        return None if found is None else (found,)
+
+    def gpus_of_map(self, device: tuple[int, int], inode: int, path: str) -> tuple[int, ...] | None:
+        return self.gpus_of(os.stat(path)) if os.path.exists(path) else None
+
+
+class ClaimDriver(Driver):
+    """Reads claims and a script of faults from files, so that the test can change them while the driver's child runs.
+
+    settings.json: {gpus, idle_bytes: {index: n}, hang: [index], readings: {index: {name: value}}, lost: [index]}
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def _settings(self) -> dict[str, Any]:
+        with open(os.path.join(self._root, "settings.json"), encoding="utf-8") as file:
+            return json.load(file)
+
+    def open(self) -> Inventory:
+        count = self._settings()["gpus"]
+        return Inventory("580.1", "13.0", [GpuFacts(i, f"GPU-{i:04d}", "Test GPU", minor=i) for i in range(count)])
+
+    def occupancy(self, index: int) -> tuple[Reading, ContextList]:
+        settings = self._settings()
+        while index in settings.get("hang", []):
+            time.sleep(0.05)
+            settings = self._settings()
+        if index in settings.get("lost", []):
+            return failed("GPU is lost (NVML 15)"), ContextList(problem="GPU is lost (NVML 15)")
+        used, contexts = settings.get("idle_bytes", {}).get(str(index), 0), ContextList()
+        for name in sorted(os.listdir(os.path.join(self._root, "claims"))):
+            if name.startswith(f"{index}.") and not name.endswith(".new"):
+                claim = self._claim(os.path.join(self._root, "claims", name))
+                if claim is not None:
+                    used += claim["used_bytes"]
+                    contexts.processes.append((claim["pid"], Reading(claim["used_bytes"]), "compute"))
+        return Reading(used), contexts
+
+    def _claim(self, path: str) -> dict[str, Any] | None:
+        """Return a claim that is held, or was released less than its time ago; wait for it where it blocks."""
+        with open(path, encoding="utf-8") as file:
+            claim: dict[str, Any] = json.load(file)
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return claim
+                mark = path.replace("claims", "released")
+                if not os.path.exists(mark):
+                    os.close(os.open(mark, os.O_CREAT | os.O_WRONLY, 0o666))
+                left = os.stat(mark).st_mtime + claim["release_s"] - time.time()
+                if left <= 0:
+                    return None
+                if not claim["blocks"]:
+                    return claim
+                time.sleep(min(left, 0.1))
+
+    def lean(self, index: int) -> tuple[dict[str, Reading], ContextList]:
+        return {"ecc_uncorrected": self._reading(index, "ecc_uncorrected")}, ContextList()
+
+    def slow(self, index: int) -> dict[str, Reading]:
+        return {name: self._reading(index, name) for name in SLOW}
+
+    def _reading(self, index: int, name: str) -> Reading:
+        settings = self._settings()
+        if index in settings.get("lost", []):
+            return failed("GPU is lost (NVML 15)")
+        value = settings.get("readings", {}).get(str(index), {}).get(name, "unsupported")
+        return NOT_SUPPORTED if value == "unsupported" else Reading(value)
+
+
+class Bench:
+    """A host with GPUs, and the holders on it, which are ended with it."""
+
+    def __init__(self, root: Path, gpus: int = 2) -> None:
+        self.root = str(root)
+        for name in ("claims", "released", "run"):
+            os.makedirs(os.path.join(self.root, name))
+        for index in range(gpus):
+            open(holding.device(self.root, index), "wb").write(b"\0" * 4096)
+        self.settings: dict[str, Any] = {"gpus": gpus}
+        self.set()
+        self.holders: list[holding.Holder] = []
+        relaunch = [sys.executable, "-m", "tests.resetting", self.root]
+        self.machine = Machine(lambda: ClaimDriver(self.root), lambda: FileDevices(self.root), relaunch)
+
+    def set(self, **settings: Any) -> None:
+        """Change what the driver says from now on."""
+        self.settings.update(settings)
+        path = os.path.join(self.root, "settings.json")
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            json.dump(self.settings, file)
+        os.rename(path + ".new", path)
+
+    def start(self, mode: str = "", **options: Any) -> holding.Holder:
+        """Start a holder."""
+        holder = holding.start(self.root, mode=mode, **options)
+        self.holders.append(holder)
+        return holder
+
+    def close(self) -> None:
+        """End the holders."""
+        for holder in self.holders:
+            holder.end()
+
+
+def main() -> int:
+    """Play a role of the agent on a bench that exists: python -m tests.resetting ROOT ROLE ..."""
+    from backend.agent.main import serve
+
+    root, words = sys.argv[1], sys.argv[2:]
+    relaunch = [sys.executable, "-m", "tests.resetting", root]
+    return serve(Machine(lambda: ClaimDriver(root), lambda: FileDevices(root), relaunch), words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+__all__ = ["MIB", "Bench", "ClaimDriver", "FileDevices"]
