@@ -1,8 +1,9 @@
-"""The smallest program that plays the agent's `supervise` role, for tests that start runs."""
-
-from __future__ import annotations
+"""The smallest program that plays the agent's `supervise` role, under any Python."""
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backend.agent.supervisor import supervise
 

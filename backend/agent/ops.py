@@ -84,7 +84,8 @@ def _check(context: Context, args: Dict[str, Any]) -> List[Any]:
     from backend.agent.gates import check
     from backend.agent.reset.ops import op_verify
 
-    return check(context.machine, args.get("requirements") or {}, lambda: op_verify(context.machine, args))
+    needs = dict(args.get("requirements") or {}, accept_limited=bool(args.get("accept_limited")))
+    return check(context.machine, needs, lambda: op_verify(context.machine, args))
 
 
 def _reset(name: str) -> Callable[[Context, Dict[str, Any]], Any]:

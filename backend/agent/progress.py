@@ -22,7 +22,7 @@ PROBE_PATIENCE_S = 0.2
 
 
 class ProgressReader:
-    """Reads progress.json of runs, again only when it changed; a torn one leaves the last good one standing."""
+    """Reads progress.json of runs, again only when it changed; a torn one leaves the last good one."""
 
     def __init__(self) -> None:
         self._seen: Dict[str, Tuple[Tuple[int, int, int], Optional[Progress], str]] = {}
@@ -53,7 +53,7 @@ class ProgressReader:
 
 
 class DiskRoom:
-    """Free bytes where a folder is or would be, asked in a child: statvfs on a dead network filesystem never returns."""
+    """Free bytes where a folder is or would be, asked in a child: a dead network filesystem never answers."""
 
     def __init__(self, path: str) -> None:
         self._path = os.path.expanduser(path)
@@ -62,7 +62,7 @@ class DiskRoom:
         self._child, self._pipe = 0, -1
 
     def free_bytes(self) -> Optional[int]:
-        """Return the newest answer, None before the first. Waits at most PROBE_PATIENCE_S, and only for the first."""
+        """Return the newest answer, None before the first, for which it waits at most PROBE_PATIENCE_S."""
         now = time.monotonic()
         if not self._child and now - self._asked >= PROBE_EVERY_S:
             self._ask()
@@ -95,7 +95,7 @@ class DiskRoom:
 
 
 def free_bytes(path: str) -> int:
-    """Return the bytes that a user may still write where `path` is, or where its nearest existing parent is."""
+    """Return the bytes that a user may still write at `path`, or at its nearest existing parent."""
     while not os.path.exists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     room = os.statvfs(path)

@@ -1,12 +1,12 @@
 """A run's folder: what stands in which file, and what of it may be written down.
 
-    spec.json   what was asked for, without values of the environment and with secrets in argv blanked
-    lock        held by the starter and then the supervisor; free and no run.json: it was never started
-    run.json    the run as it was started: identities of child and supervisor, host and boot
-    stop.json   somebody asked it to stop: {schema, at, grace_s}
-    exit.json   how it ended: {schema, code, at, maxrss_bytes, reason, leftovers, never_started, unknown}
-    log         standard output and error of the run
-    progress.json   written by the run itself (wire.Progress)
+spec.json   what was asked for, without values of the environment and with secrets in argv blanked
+lock        held by the starter and then the supervisor; free and no run.json: it was never started
+run.json    the run as it was started: identities of child and supervisor, host and boot
+stop.json   somebody asked it to stop: {schema, at, grace_s}
+exit.json   how it ended: {schema, code, at, maxrss_bytes, reason, leftovers, never_started}
+log         standard output and error of the run
+progress.json   written by the run itself (wire.Progress)
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ _SECRET_NAME = (
     r"(?:token|key|apikey|secret|password|passwd|passphrase|credentials?|authorization|auth)"
 )
 _SECRET_FLAG = re.compile(r"--?" + _SECRET_NAME + r"\Z", re.IGNORECASE)
-_SECRET_SET = re.compile(r"(?<![A-Za-z0-9])(" + _SECRET_NAME + r"\s*[=:]\s*)((?:Bearer\s+|Basic\s+)?[^\s;&|]+)", re.IGNORECASE)
+_SECRET_SET = re.compile(
+    r"(?<![A-Za-z0-9])(" + _SECRET_NAME + r"\s*[=:]\s*)((?:Bearer\s+|Basic\s+)?[^\s;&|]+)", re.IGNORECASE
+)
 _SECRET_LOOK = re.compile(
-    r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_-]{12,}|(?<=[Bb]earer )\S+|(?<=://)[^/\s@]+:[^/\s@]+(?=@)"
+    r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_-]{12,}"
+    r"|(?<=[Bb]earer )\S+|(?<=://)[^/\s@]+:[^/\s@]+(?=@)"
 )
 
 
@@ -73,7 +76,10 @@ def pid_namespace() -> str:
 
 
 def take_lock(folder: str) -> int:
-    """Make and hold the run's lock; the descriptor may be passed on. Raises OSError where files cannot be locked."""
+    """Make and hold the run's lock, and return the descriptor, which may be passed on.
+
+    Raises BlockingIOError where somebody else holds it, another OSError where files cannot be locked.
+    """
     fd = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,7 +96,7 @@ def locked(folder: str) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not take each other for the holder
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look are not each other's holder
     except OSError:
         return True
     finally:
@@ -146,7 +152,7 @@ def _counter(path: str) -> Optional[int]:
 
 
 def oom_evidence(record: Dict[str, Any]) -> str:
-    """Say whether the out-of-memory killer struck since `record` (a run.json) was written; empty where it did not."""
+    """Say that the out-of-memory killer struck since `record` (a run.json) was made; empty if not."""
     where, count = oom_kills()
     before = record.get("oom_kills")
     if count is None or not isinstance(before, int) or record.get("oom_where") != where or count <= before:

@@ -8,7 +8,7 @@ from typing import Any, Dict, Tuple
 from backend.wire import printable
 
 LIMIT_BYTES = 40_000
-"""The most that one answer holds: a byte that is no UTF-8 becomes six in JSON, and a line of the wire is 256 KiB."""
+"""The most that one answer holds: a byte that is no UTF-8 becomes six in JSON, and a wire line is 256 KiB."""
 
 LEAST_BYTES = 16
 """Room for a whole character, so that every request moves on."""
@@ -17,9 +17,10 @@ LEAST_BYTES = 16
 def read_log(path: str, offset: int, limit: int, ended: bool) -> Dict[str, Any]:
     """Return {offset, next, size, text, partial} of a log; an absent log is an empty one.
 
-    `text` holds whole lines. `partial` is the beginning of a line that is still being written, such as a progress
-    bar: `next` stands before it, so that the next request reads it again. It becomes text when the run has `ended`, or
-    when it alone is longer than `limit`. A negative `offset` asks for the last `limit` bytes, from a line's start.
+    `text` holds whole lines. `partial` is the beginning of a line that is still being written, such as a
+    progress bar: `next` stands before it, so that the next request reads it again. It becomes text when the
+    run has `ended`, or when it alone is longer than `limit`. A negative `offset` asks for the last `limit`
+    bytes, from a line's start.
     """
     limit = max(LEAST_BYTES, min(limit, LIMIT_BYTES))
     try:
@@ -46,18 +47,21 @@ def read_log(path: str, offset: int, limit: int, ended: bool) -> Dict[str, Any]:
 
 
 def shown(data: bytes) -> str:
-    """Make bytes of a log safe to show: no control sequences, of an overwritten line what stood last, spaces for tabs."""
+    """Make a log safe to show: no control sequences, spaces for tabs, the last of an overwritten line."""
     return "\n".join(_line(line) for line in data.decode("utf-8", "replace").split("\n"))
 
 
 def _line(line: str) -> str:
     last = line.rstrip("\r").rsplit("\r", 1)[-1].expandtabs(8)
-    body = last.lstrip(" ")
-    return " " * (len(last) - len(body)) + printable(body, len(body))
+    body = last.strip(" ")
+    if not body:
+        return last
+    before = len(last) - len(last.lstrip(" "))
+    return " " * before + printable(body, len(body)) + " " * (len(last) - before - len(body))
 
 
 def _from_line_start(start: int, data: bytes) -> Tuple[int, bytes]:
-    """Leave out the line that began before `start`. `data` begins one byte earlier, except at the file's beginning."""
+    """Leave out the line that began before `start`; `data` begins one byte before that, unless at 0."""
     if start == 0:
         return 0, data
     cut = data.find(b"\n") + 1

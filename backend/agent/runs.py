@@ -1,7 +1,7 @@
 """Detached runs on this host: started once, found again by anybody, stopped by identity.
 
-The store is files; nothing runs here for a run but its supervisor. What a run's state is follows from what is on disk
-and which processes live, so it is the same for every console and after every crash.
+The store is files; nothing runs here for a run but its supervisor. What a run's state is follows from what is
+on disk and which processes live, so it is the same for every console and after every crash.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Known(NamedTuple):
 
 
 class RunStore:
-    """The runs in one folder of this host. Runs of other hosts in it (a shared home) are not ours and not shown."""
+    """The runs in one folder of this host. Those of other hosts in it (a shared home) are not shown."""
 
     def __init__(self, machine: Machine, root: Optional[str] = None) -> None:
         self._relaunch = machine.relaunch
@@ -47,11 +47,12 @@ class RunStore:
         self._host = socket.gethostname()
         self._known: Dict[str, _Known] = {}
         self._progress = ProgressReader()
+        self._slow: List["subprocess.Popen[bytes]"] = []
 
     def start(self, spec: RunSpec) -> Run:
-        """Start a run and return it once it is on record. An id that exists returns that run and starts nothing.
+        """Start a run and return it once it is on record; an id that exists returns its run instead.
 
-        Raises Refused: `bad-id`, `bad-spec`, `id-taken` (another host's run in a shared home), `cannot-start`.
+        Raises Refused: `bad-id`, `bad-spec`, `id-taken` (by another host in a shared home) or `cannot-start`.
         """
         _check(spec)
         folder = self._folder(spec.id)
@@ -64,8 +65,8 @@ class RunStore:
                     os.close(lock)
         run = self.get(spec.id)
         if run is None:
-            raise Refused("id-taken", "run id `%s` belongs to another host that shares %s" % (spec.id, self._root),
-                          "choose another id")  # fmt: skip
+            text = "run id `%s` belongs to another host that shares %s" % (spec.id, self._root)
+            raise Refused("id-taken", text, "choose another id")
         return run
 
     def list(self) -> List[Run]:
@@ -78,7 +79,7 @@ class RunStore:
         return self._read(run_id) if _ID.match(run_id) else None
 
     def stop(self, run_id: str, grace_s: float) -> Run:
-        """Ask a run to end, and have what is left of it killed after `grace_s`. Returns at once, state stopping."""
+        """Ask a run to end, have what is left of it killed after `grace_s`, and return at once."""
         run = self.get(run_id)
         if run is None:
             raise Refused("not-found", "there is no run `%s` on this host" % run_id)
@@ -91,7 +92,9 @@ class RunStore:
             )
         except OSError:
             pass  # on a full disk the supervisor takes the run's own grace
-        asked = run.supervised and runtree.signal_process(run.supervisor_pid, run.supervisor_start, signal.SIGTERM)
+        asked = run.supervised and runtree.signal_process(
+            run.supervisor_pid, run.supervisor_start, signal.SIGTERM
+        )
         if not asked:
             self._launch(folder, {"end": True}, None)
         run = self.get(run_id) or run
@@ -104,10 +107,13 @@ class RunStore:
         run = self.get(run_id)
         if run is None:
             raise Refused("not-found", "there is no run `%s` on this host" % run_id)
-        return read_log(os.path.join(self._folder(run_id), runfiles.LOG), offset, limit, run.state in RUN_ENDED)
+        return read_log(
+            os.path.join(self._folder(run_id), runfiles.LOG), offset, limit, run.state in RUN_ENDED
+        )
 
     def poll(self) -> List[Run]:
-        """Return the runs that are new or changed since the last poll. Meant for once a second: ended runs cost nothing."""
+        """Return the runs that are new or changed since the last poll; ended ones are not read again."""
+        self._slow = [supervisor for supervisor in self._slow if supervisor.poll() is None]
         changed = []
         names = self._names()
         for name in names:
@@ -140,7 +146,10 @@ class RunStore:
         line = set(runtree.ancestry(pid))
         session = procfs.stat(pid)
         for run in self.list():
-            if run.state in RUN_LIVE and line & {(run.pid, run.pid_start), (run.supervisor_pid, run.supervisor_start)}:
+            if run.state in RUN_LIVE and line & {
+                (run.pid, run.pid_start),
+                (run.supervisor_pid, run.supervisor_start),
+            }:
                 return run.id
             if run.state != "failed" and session is not None and run.pid and session.sid == run.pid and (
                 session.start_ticks >= run.pid_start and run.boot_id == procfs.boot_id()
@@ -158,8 +167,8 @@ class RunStore:
     def _claim(self, spec: RunSpec, folder: str) -> Optional[int]:
         """Make the run's folder and hold its lock, or return None where somebody else was first.
 
-        It is prepared under another name and renamed, which fails on a folder that is there and not empty: so it
-        appears at once, locked and with its spec, and exactly one of two starters has it.
+        It is prepared under another name and renamed, which fails on a folder that is there and not empty: so
+        it appears at once, locked and with its spec, and exactly one of two starters has it.
         """
         lock, draft = -1, tempfile.mkdtemp(prefix=".new-", dir=self._root)
         try:
@@ -173,11 +182,11 @@ class RunStore:
                 os.close(lock)
             if lock >= 0 and os.path.isdir(folder):
                 return None
-            raise Refused("cannot-start", "%s: %s" % (self._root, error.strerror),
-                          "set XDG_STATE_HOME to a disk with free space and file locks") from None  # fmt: skip
+            hint = "set XDG_STATE_HOME to a disk with free space and file locks"
+            raise Refused("cannot-start", "%s: %s" % (self._root, error.strerror), hint) from None
 
     def _launch(self, folder: str, order: Dict[str, Any], lock: Optional[int]) -> None:
-        """Start a supervisor, hand it its order, and wait for its answer. Raises Refused where it could not start."""
+        """Start a supervisor, hand it its order and wait for its answer. Raises Refused: `cannot-start`."""
         log = os.open(
             os.path.join(folder, runfiles.LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
         )
@@ -188,18 +197,27 @@ class RunStore:
                 pass_fds=() if lock is None else (lock,),
             )  # fmt: skip
         except OSError as error:
-            raise Refused("cannot-start", "%s: %s" % (argv[0], error.strerror), "is the agent whole?") from None
+            raise Refused(
+                "cannot-start", "%s: %s" % (argv[0], error.strerror), "is the agent whole?"
+            ) from None
         finally:
             os.close(log)
-        with supervisor:
+        try:
             said = _converse(supervisor, json.dumps(order, default=vars).encode("ascii"))
+        finally:
+            if supervisor.stdout is not None:
+                supervisor.stdout.close()
         if said is None:
-            return  # it takes long, and goes on
+            self._slow.append(supervisor)  # it goes on, and is reaped when it has left us
+            return
+        supervisor.wait()
         problem = said.get("error")
         if problem:
             raise Refused("cannot-start", str(problem.get("message")), str(problem.get("hint")))
         if not said:
-            tail = read_log(os.path.join(folder, runfiles.LOG), -1, 1000, True)["text"].strip().split("\n")[-1]
+            tail = (
+                read_log(os.path.join(folder, runfiles.LOG), -1, 1000, True)["text"].strip().split("\n")[-1]
+            )
             raise Refused("cannot-start", "the supervisor ended at once: %s" % (tail or "no word of why"),
                           "the run's log says more: %s" % os.path.join(folder, runfiles.LOG))  # fmt: skip
 
@@ -248,7 +266,9 @@ class RunStore:
             if os.path.exists(os.path.join(folder, runfiles.RUN)) and not problem:
                 return self._read(run_id)  # written between the two looks
             run.state = "failed"
-            run.reason = broken or problem or str(ended.get("reason") or "its starter died before it was started")
+            run.reason = (
+                broken or problem or str(ended.get("reason") or "its starter died before it was started")
+            )
             run.ended_at = float(ended.get("at") or _last_sign(folder, run.started_at))
         return run
 
@@ -257,9 +277,11 @@ class RunStore:
         if run.boot_id != procfs.boot_id():
             return "lost", "the host was restarted while it ran"
         run.supervised = procfs.alive(run.supervisor_pid, run.supervisor_start)
+        stopping = os.path.exists(os.path.join(folder, runfiles.STOP))
         if run.supervised or runtree.runs(run.pid, run.pid_start):
-            stopping = os.path.exists(os.path.join(folder, runfiles.STOP))
             return ("stopping" if stopping else "running"), ""
+        if stopping and runfiles.locked(folder):
+            return "stopping", "its supervisor is gone; what is left of it is being ended"
         if record.get("pid_namespace") != runfiles.pid_namespace():
             return "lost", "the container was restarted while it ran, or it runs in another one"
         evidence = runfiles.oom_evidence(record) or "its exit status is unknown"
@@ -280,13 +302,17 @@ class RunStore:
 def _check(spec: RunSpec) -> None:
     """Refuse a spec that cannot be run."""
     if not isinstance(spec.id, str) or not _ID.match(spec.id):
-        raise Refused("bad-id", "run id %r: 1 to 64 of A-Z a-z 0-9 . _ -, the first a letter or digit" % (spec.id,),
-                      "choose another id")  # fmt: skip
+        text = "run id %r: 1 to 64 of A-Z a-z 0-9 . _ -, first a letter or digit" % (spec.id,)
+        raise Refused("bad-id", text, "choose another id")
     words = isinstance(spec.argv, list) and spec.argv and all(isinstance(word, str) for word in spec.argv)
     if not words or not spec.argv[0] or any("\0" in word for word in spec.argv):
         raise Refused("bad-spec", "run %s: `argv` must be a list of words that names a program" % spec.id)
     if not isinstance(spec.env, dict) or not all(
-        isinstance(name, str) and isinstance(value, str) and name and "=" not in name and "\0" not in name + value
+        isinstance(name, str)
+        and isinstance(value, str)
+        and name
+        and "=" not in name
+        and "\0" not in name + value
         for name, value in spec.env.items()
     ):
         raise Refused("bad-spec", "run %s: `env` must map names to text" % spec.id)

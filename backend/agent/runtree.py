@@ -18,8 +18,8 @@ RUN_ENV = "EIGHTZEROS_RUN"
 RUN_DIR_ENV = "EIGHTZEROS_RUN_DIR"
 
 GIVE_UP_S = 600.0
-"""How long after SIGKILL a process may stay before it is reported instead of awaited: unpinning the memory of a large
-server takes minutes (0.25 s a GB planned; facts: reset), a dead network filesystem for ever."""
+"""How long after SIGKILL a process may stay before it is reported instead of awaited: unpinning a large
+server's memory takes minutes (0.25 s a GB planned; facts: reset), a dead network filesystem for ever."""
 
 
 def living() -> Dict[int, procfs.Stat]:
@@ -33,13 +33,13 @@ def living() -> Dict[int, procfs.Stat]:
 
 
 def members(run: Run, folder: str, by_environ: bool = True) -> Set[Identity]:
-    """Return the run's live processes: its session, its supervisor's descendants, and who carries its folder's name.
+    """Return the run's live processes: its session, its supervisor's descendants, and who carries its folder.
 
-    The supervisor itself is none of them. `by_environ` costs about 0.1 ms a process and finds who left the session
-    after the supervisor died; one that also cleared its environment is not found.
+    The supervisor itself is none of them. `by_environ` costs about 0.1 ms a process and finds who left the
+    session after the supervisor died; one that also cleared its environment is not found.
     """
     everyone = living()
-    known = {pid for pid, stat in everyone.items() if stat.sid == run.pid and stat.start_ticks >= run.pid_start}
+    known = {pid for pid, it in everyone.items() if it.sid == run.pid and it.start_ticks >= run.pid_start}
     supervisor = everyone.get(run.supervisor_pid)
     if supervisor is not None and supervisor.start_ticks == run.supervisor_start:
         known.add(supervisor.pid)
@@ -117,8 +117,9 @@ def _carries(pid: int, mark: bytes) -> bool:
 
 
 class Ending:
-    """Ends a run's processes: SIGTERM to its session, then to all that is left once its main process is gone, then
-    SIGKILL to everything after the grace. `step` does what is due and says whether it is over; it never waits.
+    """Ends a run: SIGTERM to its session, SIGTERM to the rest once its main process is gone, SIGKILL.
+
+    The SIGKILL comes after the grace. `step` does what is due and says whether it is over; it never waits.
     """
 
     def __init__(self, run: Run, find: Callable[[], Set[Identity]], grace_s: float) -> None:
@@ -140,7 +141,7 @@ class Ending:
         return 0.05 if since_kill_s < 2.0 else 0.5
 
     def step(self) -> bool:
-        """Send the signals that are due. Returns True once nothing is left, or what is left cannot be killed."""
+        """Send the signals that are due. Returns True once nothing is left, or nothing that can be killed."""
         self.left = self._find()
         now = time.monotonic()
         if now >= self.kill_at:
@@ -154,8 +155,8 @@ class Ending:
     def _ask(self, main_lives: bool) -> None:
         """Ask the session once, and the rest once the main process is gone.
 
-        What a main process starts in its handler (a clean-up) is left alone while it lives, and so are workers that
-        left its session: a server ends its own.
+        What a main process starts in its handler (a clean-up) is left alone while it lives, and so are the
+        workers that left its session: a server ends its own.
         """
         if main_lives and self._asked:
             return

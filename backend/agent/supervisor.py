@@ -1,14 +1,14 @@
 """The small process that holds one detached run: starts it, waits for it, records how it ended.
 
-It is started by `RunStore` with the run's folder as its argument, the run's lock as an open descriptor, and the order
-as JSON on stdin (the only way that values of the environment and secrets in argv take). It answers one line on stdout
-once the run has started or could not be, and then belongs to nobody.
+It is started by `RunStore` with the run's folder as its argument, the run's lock as an open descriptor, and
+the order as JSON on stdin (the only way that values of the environment and secrets in argv take). It answers
+one line on stdout once the run has started or could not be, and then belongs to nobody.
 
 A child waits behind a gate until run.json is on disk, so that no process of a run is ever without a record.
 
-The log is a plain file that the run writes to by itself: nothing blocks when nobody reads it, and it grows as long as
-the run writes. On a full disk the run's own writes fail, which it must handle; the exit status is still recorded,
-because its space was taken at the start.
+The log is a plain file that the run writes to by itself: nothing blocks when nobody reads it, and it grows as
+long as the run writes. On a full disk the run's own writes fail, which it must handle; the exit status is
+recorded all the same, because its space was taken at the start.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from backend.wire import SCHEMA, Run, from_dict
 
 PR_SET_CHILD_SUBREAPER = 36
 SETTLE_S = 1.0
-"""How long what is left of a run may take to end after its main process, before it is reported as left over."""
+"""How long the rest of a run may take to end after its main process, before it is reported as left over."""
 
 RECORD_FOR_S = 600.0
 """How long writing exit.json is tried again when the disk refuses even the reserved space."""
 
 
 def supervise(run_dir: str) -> int:
-    """Hold the run whose folder this is. Returns 0 once its end is recorded, 1 where it could not be started."""
+    """Hold the run of this folder. Returns 0 once its end is recorded, 1 where it could not be started."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, no exit status would ever be seen
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT})
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -47,6 +47,7 @@ def supervise(run_dir: str) -> int:
     if os.fork():
         os._exit(0)  # the starter's child ends here: nobody has to reap the supervisor
     os.setsid()
+    os.chdir("/")  # keeps no filesystem busy
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     mark = ours.register("supervisor")
     try:
@@ -71,11 +72,14 @@ class Supervisor:
         try:
             problem = self._start()
         except OSError as error:  # the child, if there is one, waits behind its gate and ends with us
-            problem = {"message": "%s cannot be written: %s" % (self._dir, error), "hint": "free space on its disk"}
+            problem = {
+                "message": "%s cannot be written: %s" % (self._dir, error),
+                "hint": "free space on its disk",
+            }
         _report({"error": problem} if problem else {"run": self._record})
         if problem:
-            runfiles.write_exit(self._dir, {"schema": SCHEMA, "code": None, "at": time.time(), "never_started": True,
-                                            "reason": problem["message"]})  # fmt: skip
+            record = {"schema": SCHEMA, "code": None, "at": time.time(), "never_started": True}
+            runfiles.write_exit(self._dir, dict(record, reason=problem["message"]))
             return 1
         self._watch()
         left = self._settle()
@@ -283,16 +287,22 @@ def _report(answer: Dict[str, Any]) -> None:
 def _end_orphan(run_dir: str) -> int:
     """End a run whose supervisor is gone. Its exit status belongs to a process that is no child of ours."""
     run = from_dict(Run, read_json(os.path.join(run_dir, runfiles.RUN)))
+    try:
+        lock = runfiles.take_lock(run_dir)  # while it is held the run shows as stopping
+    except BlockingIOError:
+        _report({"run": vars(run)})
+        return 0  # another is at it, and reads what this one was asked
     ending = Ending(run, lambda: members(run, run_dir), stop_grace_s(run_dir, run.grace_s))
     _report({"run": vars(run)})
     while not ending.step():
-        if signal.sigtimedwait({signal.SIGTERM}, ending.pause_s()) is not None:
-            ending.hasten(stop_grace_s(run_dir, run.grace_s))
+        signal.sigtimedwait({signal.SIGTERM}, ending.pause_s())
+        ending.hasten(stop_grace_s(run_dir, run.grace_s))
     reason = "stopped on request; its exit status is unknown, because its supervisor had died"
     if ending.left:
         reason += "; %d of its processes still run: %s" % (len(ending.left), _names(sorted(ending.left)))
-    runfiles.write_exit(run_dir, {"schema": SCHEMA, "code": None, "at": time.time(), "unknown": True,
-                                  "leftovers": len(ending.left), "reason": reason})  # fmt: skip
+    record = {"schema": SCHEMA, "code": None, "at": time.time(), "leftovers": len(ending.left)}
+    runfiles.write_exit(run_dir, dict(record, reason=reason))
+    os.close(lock)
     return 0
 
 
