@@ -194,8 +194,8 @@ def _from_asyncssh(wanted: Wanted) -> Settings:
         return [str(item) for item in value] if isinstance(value, list | tuple) else []
 
     basis = Settings(
-        alias=wanted.name, hostname=str(config.get("Hostname") or name), user=str(config.get("User") or local),
-        port=int(str(config.get("Port") or 22)), source="asyncssh",
+        alias=wanted.name, hostname=str(config.get("Hostname") or name),
+        user=str(config.get("User") or local), port=int(str(config.get("Port") or 22)), source="asyncssh",
     )  # fmt: skip
     identities = [wanted.identity_file] if wanted.identity_file else []
     identities += many("IdentityFile", [f"~/.ssh/id_{kind}" for kind in DEFAULT_KINDS])

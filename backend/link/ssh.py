@@ -96,9 +96,9 @@ async def _identities(settings: Settings) -> Identities:
     publics: list[bytes] = []
     from_files: list[Any] = []
     for path in settings.identity_files:
+        publics += _public(path)
         if not os.path.isfile(path):
             continue
-        publics += _public(path)
         try:
             certificates = [name for name in settings.certificate_files if os.path.isfile(name)]
             from_files += asyncssh.load_keypairs([path], certlist=certificates)
