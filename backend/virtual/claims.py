@@ -14,7 +14,7 @@ import json
 import os
 import time
 from dataclasses import asdict, dataclass
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 FORGOTTEN_S = 120.0
 """A released claim is removed after this: no reading shows it any more."""
@@ -83,7 +83,7 @@ class Ledger:
     def __init__(self, root: str) -> None:
         self._live = os.path.join(root, "claims")
         self._released = os.path.join(root, "released")
-        self._texts = {}  # type: Dict[str, Claim]
+        self._texts: Dict[str, Claim] = {}
 
     def on(self, gpu: int) -> List[Claim]:
         """Return the claims on a GPU, oldest first: those held, and those released not long ago."""

@@ -37,7 +37,7 @@ class VirtualDevices(DeviceTable):
     """The device files of a virtual host, known by device and inode, as NVIDIA's are by major and minor."""
 
     def __init__(self, root: str) -> None:
-        self._gpus = {}  # type: Dict[Tuple[int, int], Tuple[int, ...]]
+        self._gpus: Dict[Tuple[int, int], Tuple[int, ...]] = {}
         for index in range(gpu_count(root)):
             self._gpus[_identity(device_path(root, "nvidia%d" % index))] = (index,)
         if self._gpus:
@@ -60,7 +60,7 @@ class VirtualDriver(Driver):
     def __init__(self, root: str) -> None:
         self._root = root
         self._ledger = Ledger(root)
-        self._files = []  # type: List[int]
+        self._files: List[int] = []
 
     def open(self) -> Inventory:
         """List the virtual GPUs. Raises DriverError where the folder holds none."""

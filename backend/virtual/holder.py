@@ -46,7 +46,7 @@ def main(argv: List[str]) -> int:
 
 def numbers(text: str) -> List[int]:
     """Read `0-3,6` as numbers; an empty text is none."""
-    found = []  # type: List[int]
+    found: List[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)
@@ -151,7 +151,7 @@ def _within(span: str, gpu: int) -> float:
 
 def _announce(options: argparse.Namespace, role: str, rank: int, gpus: List[int]) -> None:
     me = procfs.stat(os.getpid())
-    record = {
+    record: Any = {
         "role": role,
         "rank": rank,
         "gpus": gpus,
@@ -159,7 +159,7 @@ def _announce(options: argparse.Namespace, role: str, rank: int, gpus: List[int]
         "start_ticks": me.start_ticks if me else 0,
         "ppid": os.getppid(),
         "command": procfs.command(os.getpid()),
-    }  # type: Any
+    }
     write_json(os.path.join(options.root, "cast", "%d.json" % os.getpid()), record)
 
 

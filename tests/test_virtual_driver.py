@@ -1,0 +1,198 @@
+"""The virtual driver: memory follows real processes, and two readers agree."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backend.agent.seam import DriverError
+from backend.virtual.claims import Claim, Ledger, device_path, lay_out, take
+from backend.virtual.driver import RESERVED_BYTES, TOTAL_BYTES, VirtualDevices, VirtualDriver, release_s
+from backend.wire import GIB, LEAN, SLOW
+from tests.virtualcast import Cast, gone, kill
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def cast(tmp_path: Path) -> Iterator[Cast]:
+    with Cast(tmp_path / "host") as started:
+        yield started
+
+
+def used(driver: VirtualDriver, gpu: int = 0) -> int:
+    reading, contexts = driver.occupancy(gpu)
+    assert reading.ok
+    assert not contexts.problem
+    return int(reading.number() or 0)
+
+
+def released(root: Path, claim: Claim, ago_s: float) -> None:
+    """Leave what a reader would that saw a claim released some seconds ago."""
+    at_ns = time.monotonic_ns() - int(ago_s * 1e9)
+    (root / "released" / f"{claim.gpu}.{claim.pid}.1.{at_ns}").write_text(json.dumps(vars(claim)))
+
+
+def test_an_idle_gpu_reads_as_an_idle_h200(cast: Cast) -> None:
+    driver = VirtualDriver(str(cast.root))
+    inventory = driver.open()
+    try:
+        readings, contexts = driver.lean(1)
+    finally:
+        driver.close()
+    assert inventory.virtual
+    assert VirtualDriver.virtual
+    assert "virtual" in inventory.gpus[0].name
+    assert [gpu.index for gpu in inventory.gpus] == [0, 1]
+    assert all(gpu.uuid.startswith("VIRTUAL-") for gpu in inventory.gpus)
+    assert set(readings) == set(LEAN)
+    assert set(driver.slow(1)) == set(SLOW)
+    assert readings["memory_used_bytes"].value == 0
+    assert readings["memory_total_bytes"].value == TOTAL_BYTES == 143771 << 20
+    assert driver.slow(1)["memory_reserved_bytes"].value == RESERVED_BYTES == 615 << 20
+    assert (readings["utilisation_percent"].value, readings["power_w"].value) == (0, 75.0)
+    assert contexts.processes == []
+
+
+def test_open_says_why_there_is_no_gpu(tmp_path: Path) -> None:
+    with pytest.raises(DriverError, match="no virtual GPU"):
+        VirtualDriver(str(tmp_path)).open()
+
+
+def test_the_driver_keeps_the_device_files_open_as_any_client_does(cast: Cast) -> None:
+    devices, driver = VirtualDevices(str(cast.root)), VirtualDriver(str(cast.root))
+    driver.open()
+    try:
+        held = [devices.gpus_of(os.stat(f"/proc/self/fd/{fd}")) for fd in os.listdir("/proc/self/fd")
+                if os.path.exists(f"/proc/self/fd/{fd}")]  # fmt: skip
+    finally:
+        driver.close()
+    assert {found for found in held if found is not None} == {(), (0,), (1,)}
+
+
+def test_devices_are_known_by_inode_and_not_by_name(cast: Cast, tmp_path: Path) -> None:
+    devices = VirtualDevices(str(cast.root))
+    alias, stranger = tmp_path / "elsewhere", tmp_path / "nvidia0"
+    os.link(device_path(str(cast.root), "nvidia1"), alias)
+    stranger.touch()
+    assert devices.gpus_of(os.stat(alias)) == (1,)
+    assert devices.gpus_of(os.stat(stranger)) is None
+    st = os.stat(alias)
+    device = os.major(st.st_dev), os.minor(st.st_dev)
+    assert devices.gpus_of_map(device, st.st_ino, "/anything") == (1,)
+    assert devices.gpus_of_map(device, os.stat(stranger).st_ino, "/dev/nvidia1") is None
+
+
+def test_memory_is_held_by_a_real_process_and_goes_when_it_is_killed(cast: Cast) -> None:
+    driver, other = VirtualDriver(str(cast.root)), VirtualDriver(str(cast.root))
+    (holder,) = cast.hold("--gpus", "0", "--gib", "63", "--release-ms", "150")
+    assert used(driver) == 63 * GIB
+    assert used(driver, 1) == 0
+    assert [pid for pid, _, _ in driver.occupancy(0)[1].processes] == [holder["pid"]]
+    kill(holder)
+    seen: list[int] = []
+    until(lambda: seen.append(used(driver)) or not seen[-1], every_s=0.005)
+    assert gone(holder)
+    assert seen == sorted(seen, reverse=True)
+    assert used(other) == 0
+    assert other.occupancy(0)[1].processes == []
+
+
+def test_an_heir_keeps_the_memory_and_the_driver_names_the_dead_opener(cast: Cast) -> None:
+    driver = VirtualDriver(str(cast.root))
+    opener, heir = cast.hold("--gpus", "1", "--gib", "20", "--heir", "0", processes=2)
+    assert heir["role"] == "heir"
+    kill(opener)
+    until(lambda: gone(opener))
+    for _ in range(3):  # each reading looks at the locks anew
+        assert used(driver, 1) == 20 * GIB
+        assert [pid for pid, _, _ in driver.occupancy(1)[1].processes] == [opener["pid"]]
+    kill(heir)
+    until(lambda: used(driver, 1) == 0)
+
+
+def test_every_reader_sees_the_same_release(tmp_path: Path) -> None:
+    lay_out(str(tmp_path), 1)
+    os.close(take(str(tmp_path), Claim(gpu=0, pid=os.getpid(), used_bytes=GIB, release_ms=60_000)))
+    first, second = Ledger(str(tmp_path)), Ledger(str(tmp_path))
+    (seen,), (again,) = first.on(0), second.on(0)
+    assert seen == again
+    assert seen.released_at_s is not None
+    assert os.listdir(tmp_path / "claims") == []
+
+
+@pytest.mark.parametrize(("ago_s", "part"), [(1, 1.0), (30, 0.6), (50, 0.25), (70, 0.0)])
+def test_memory_falls_in_steps_over_the_release(tmp_path: Path, ago_s: int, part: float) -> None:
+    lay_out(str(tmp_path), 1)
+    released(tmp_path, Claim(gpu=0, pid=4242, used_bytes=GIB, release_ms=60_000), ago_s)
+    assert used(VirtualDriver(str(tmp_path))) == int(GIB * part)
+
+
+def test_pinned_memory_lengthens_the_release() -> None:
+    assert release_s(Claim(0, 1, GIB)) == pytest.approx(0.1)
+    assert release_s(Claim(0, 1, GIB, pinned_bytes=40 * 10**9)) == pytest.approx(2.5)
+
+
+def test_a_release_long_past_is_forgotten(tmp_path: Path) -> None:
+    lay_out(str(tmp_path), 1)
+    released(tmp_path, Claim(gpu=0, pid=4242, used_bytes=GIB), 300)
+    assert Ledger(str(tmp_path)).on(0) == []
+    assert os.listdir(tmp_path / "released") == []
+
+
+def test_a_claim_being_made_is_never_taken_for_released(cast: Cast) -> None:
+    """A reader that polls without pause must not release what a holder is about to lock."""
+    ledger = Ledger(str(cast.root))
+    for _ in range(200):
+        fd = take(str(cast.root), Claim(gpu=0, pid=os.getpid(), used_bytes=GIB))
+        assert [claim.released_at_s for claim in ledger.on(0)][-1] is None
+        os.close(fd)
+
+
+def test_load_shows_in_every_reading_and_lags_after_the_end(cast: Cast) -> None:
+    driver = VirtualDriver(str(cast.root))
+    (holder,) = cast.hold("--gpus", "0", "--gib", "90", "--load", "1", "--release-ms", "30")
+
+    def hot() -> bool:
+        readings = driver.lean(0)[0]
+        return (
+            float(readings["power_w"].number() or 0) > 400
+            and int(readings["temperature_c"].number() or 0) > 30
+        )
+
+    until(hot)
+    busy = driver.lean(0)[0]
+    assert int(busy["utilisation_percent"].number() or 0) >= 90
+    assert int(busy["sm_clock_mhz"].number() or 0) > 1700
+    kill(holder)
+    until(lambda: gone(holder))
+
+    def memory_gone_but_busy() -> bool:
+        readings = driver.lean(0)[0]
+        return not readings["memory_used_bytes"].value and bool(readings["utilisation_percent"].value)
+
+    until(memory_gone_but_busy, every_s=0.01)
+    until(lambda: driver.lean(0)[0]["utilisation_percent"].value == 0)
+    until(lambda: driver.lean(0)[0]["sm_clock_mhz"].value == 345)
+
+
+def test_a_folder_that_cannot_be_read_is_a_failed_reading_and_never_zero(cast: Cast) -> None:
+    driver = VirtualDriver(str(cast.root))
+    driver.open()
+    (cast.root / "claims").rename(cast.root / "moved")
+    try:
+        reading, contexts = driver.occupancy(0)
+        lean, _ = driver.lean(0)
+    finally:
+        driver.close()
+        (cast.root / "moved").rename(cast.root / "claims")
+    assert reading.failed
+    assert contexts.problem
+    assert not any(value.ok for value in lean.values())
