@@ -42,7 +42,7 @@ def describe(
             layout.INPUT_IDS: {"dtype": "int64", "shape": ["tokens"]},
             layout.LOSS_MASK: {"dtype": "int64", "shape": ["tokens"]},
             layout.AUX_HIDDEN_STATE: {"dtype": "bfloat16", "shape": [1, "tokens", len(points) * hidden]},
-            layout.HIDDEN_STATE: {"dtype": "bfloat16", "shape": [1, "tokens", hidden], "norm": "after it"},
+            layout.HIDDEN_STATE: {"dtype": "bfloat16", "shape": [1, "tokens", hidden], "norm": "final"},
         },
         "corpus": {"path": corpus.path, "sha256": corpus.sha256, "bytes": corpus.bytes, "lines": corpus.lines,
                    "samples": len(corpus), "skipped_lines": [bad.line for bad in corpus.skipped]},

@@ -27,7 +27,7 @@ class JournalError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """One committed sample. `file` is relative to the folder, `crc32` of the whole file, `at` wall seconds."""
+    """One committed sample. `file` is relative to the folder, `crc32` of all of it, `at` wall seconds."""
 
     index: int
     id: str

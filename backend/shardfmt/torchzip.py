@@ -35,6 +35,7 @@ HEAD_RECORDS: Tuple[Tuple[str, bytes], ...] = (
 )
 """What follows the pickle; older versions of torch leave out some of these."""
 
+HEAD_SIZES = tuple((name, len(data)) for name, data in HEAD_RECORDS)
 VERSION_RECORD = ("version", b"3\n")
 ID_RECORD = ".data/serialization_id"
 ID_BYTES = 40
@@ -65,16 +66,22 @@ def place(name: str, header_at: int, size_bytes: int, alignment: int = ALIGNMENT
 
 
 def plan(
-    archive: str, pickle_bytes: int, storages: Sequence[Tuple[str, int]], alignment: int = ALIGNMENT
+    archive: str,
+    pickle_bytes: int,
+    storages: Sequence[Tuple[str, int]],
+    head: Sequence[Tuple[str, int]] = HEAD_SIZES,
 ) -> List[Placed]:
-    """Place every record, in torch.save's order. `storages` are (key, bytes), as the pickler met them."""
-    sizes = [(PICKLE, pickle_bytes)] + [(name, len(data)) for name, data in HEAD_RECORDS]
+    """Place every record, in torch.save's order. `storages` are (key, bytes), as the pickler met them.
+
+    `head` are the small records after the pickle, for files of a torch that writes fewer of them.
+    """
+    sizes = [(PICKLE, pickle_bytes), *head]
     sizes += [("data/" + key, size) for key, size in storages]
     sizes += [(VERSION_RECORD[0], len(VERSION_RECORD[1])), (ID_RECORD, ID_BYTES)]
     placed: List[Placed] = []
     at = 0
     for name, size in sizes:
-        placed.append(place(archive + "/" + name, at, size, alignment))
+        placed.append(place(archive + "/" + name, at, size))
         at = placed[-1].next_at
     return placed
 

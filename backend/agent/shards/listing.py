@@ -1,0 +1,112 @@
+"""What is in one folder: folders, shards and the rest, in the order in which people count."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Any, Dict, List, Tuple
+
+from backend.agent.shards.source import kind_of, refusal
+from backend.shardfmt import layout
+from backend.wire import Refused, printable
+
+MAX_ENTRIES = 5000
+MAX_LISTED_BYTES = 180 * 1024
+"""A reply is one line of at most 256 KiB."""
+
+MAX_SEEN = 200_000
+"""Names that are looked at; a group has 2,000, a flat folder of a large corpus some 100,000."""
+
+
+def list_shards(path: str, offset: int = 0) -> Dict[str, Any]:
+    """List one folder, without going into others.
+
+    Returns {path, entries, truncated, total, next}: `entries` are {name, kind, bytes, modified_at, note},
+    folders first, data_9 before data_10. `kind` is folder, shard (a tensor file that can be shown) or other;
+    `note` says what is odd about it (a leftover, a FIFO, a link to nothing), in words, or is empty. `bytes`
+    and `modified_at` (wall seconds) are None where they cannot be read. `total` counts the folder's entries,
+    as far as they were looked at; where `truncated`, `next` is the offset to go on from (None at the end).
+    Links are followed to tell what they are, never to walk. Raises wire.Refused where the path is no folder
+    that can be read.
+    """
+    names, more = _names(path)
+    names.sort(key=lambda found: (not found[1], layout.natural_key(found[0])))
+    entries: List[Dict[str, Any]] = []
+    cost = 0
+    for name, _ in names[max(0, offset) : max(0, offset) + MAX_ENTRIES]:
+        entry = _entry(path, name)
+        cost += len(json.dumps(entry, separators=(",", ":"))) + 1
+        if cost > MAX_LISTED_BYTES:
+            break
+        entries.append(entry)
+    end = max(0, offset) + len(entries)
+    following = end if end < len(names) else None
+    return {
+        "path": path,
+        "entries": entries,
+        "truncated": following is not None or more,
+        "total": len(names),
+        "next": following,
+    }
+
+
+def _names(path: str) -> Tuple[List[Tuple[str, bool]], bool]:
+    """Return (name, whether it is a folder) of every entry, and whether there are more than are looked at."""
+    names: List[Tuple[str, bool]] = []
+    try:
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            raise Refused("not-a-folder", "%s is a file" % path, "show it instead")
+        with os.scandir(path) as found:
+            for entry in found:
+                if len(names) >= MAX_SEEN:
+                    return names, True
+                names.append((entry.name, _is_folder(entry)))
+    except (OSError, ValueError) as error:
+        raise refusal(path, error) from None
+    return names, False
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _entry(path: str, name: str) -> Dict[str, Any]:
+    full = os.path.join(path, name)
+    try:
+        found = os.stat(full)
+    except OSError:
+        return _row(
+            name, "other", None, None, "a link to nothing" if os.path.islink(full) else "cannot be read"
+        )
+    if stat.S_ISDIR(found.st_mode):
+        note = "a folder with the name of a shard" if layout.file_kind(name) == "shard" else ""
+        note = "a link to another folder" if os.path.islink(full) else note
+        return _row(name, "folder", None, found.st_mtime, note)
+    if not stat.S_ISREG(found.st_mode):
+        return _row(name, "other", None, found.st_mtime, kind_of(found.st_mode))
+    kind = layout.file_kind(name)
+    note = _note(name, kind, found)
+    return _row(name, "other" if kind == "leftover" else kind, found.st_size, found.st_mtime, note)
+
+
+def _note(name: str, kind: str, found: os.stat_result) -> str:
+    if kind == "leftover":
+        return "a leftover, not a sample"
+    if kind == "shard" and name.startswith(("data_", "hs_")) and layout.sample_index(name) is None:
+        return "not the name of a sample"
+    if kind == "shard" and found.st_size == 0:
+        return "empty"
+    if kind == "shard" and found.st_nlink > 1:
+        return "a hard link: its bytes count once"
+    return ""
+
+
+def _row(name: str, kind: str, size_bytes: Any, modified_at: Any, note: str) -> Dict[str, Any]:
+    shown = (
+        name if name.isprintable() else printable(name.encode("utf-8", "backslashreplace").decode("utf-8"))
+    )
+    return {"name": shown, "kind": kind, "bytes": size_bytes, "modified_at": modified_at, "note": note}

@@ -1,0 +1,137 @@
+"""From a description to its rows: every tensor and value, under a key that can be told from any other."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Iterator, List, Tuple
+
+from backend.agent.shards.nodes import Global, Mapping, Opaque, Storage, Tensor
+from backend.agent.shards.report import ERROR, INFO, Report
+from backend.wire import printable
+
+MAX_DEPTH = 200
+MAX_VISITS = 200_000
+MAX_KEY_CHARS = 100
+MAX_PATH_CHARS = 400
+_LONG_LIST = 16
+"""Longer lists of plain numbers are one row."""
+
+_BARE = re.compile(r'[^\[\]"\s](?:[^\[\]"]*[^\[\]"\s])?')
+_PLAIN = {int, float, bool, str, bytes, type(None)}
+
+
+def leaves(root: Any, report: Report) -> Iterator[Tuple[str, Any]]:
+    """Yield (key, leaf) in the file's order. A structure too deep or too large is cut, with a note."""
+    todo: List[Tuple[str, Any, int]] = [("", root, 0)]
+    visits = 0
+    while todo:
+        key, node, depth = todo.pop()
+        below = _children(key, node)
+        visits += 1 + len(below)
+        if visits > MAX_VISITS:
+            report.note(
+                "too-large", "it holds more than %d values; the rest is not listed" % MAX_VISITS, ERROR
+            )
+            return
+        if isinstance(node, (Tensor, Opaque)) or not below:
+            yield key, node
+        if below and depth >= MAX_DEPTH:
+            report.note(
+                "too-deep", "it is nested deeper than %d, or holds itself; cut there" % MAX_DEPTH, ERROR
+            )
+            continue
+        todo.extend((name, child, depth + 1) for name, child in reversed(below))
+
+
+def key_of(name: str) -> str:
+    """Return the key of a tensor that lies at the root under a name."""
+    return _join("", name)
+
+
+def text_of(value: Any) -> str:
+    """Describe a value that is no tensor. Never repr(): see `unpickle`."""
+    if isinstance(value, str):
+        return printable(value, 200)
+    if isinstance(value, bytes):
+        return "%d bytes" % len(value)
+    if isinstance(value, (list, tuple)):
+        return (
+            "%s of %d values" % (type(value).__name__, len(value))
+            if value
+            else "empty %s" % type(value).__name__
+        )
+    if isinstance(value, Mapping):
+        return "empty %s" % value.kind
+    if isinstance(value, Opaque):
+        return "an object made by %s" % printable(value.name, 120)
+    if isinstance(value, Global):
+        return printable(value.full, 120)
+    if isinstance(value, Storage):
+        return "a storage of %d bytes" % value.size_bytes
+    return str(value)
+
+
+def note_names(names: List[str], report: Report) -> None:
+    """Say which names loading the file would import and call, beyond those of plain tensors."""
+    if names:
+        shown = ", ".join(printable(name, 80) for name in sorted(names)[:5])
+        more = " and %d more" % (len(names) - 5) if len(names) > 5 else ""
+        report.note("opaque", "loading it would import %s%s; nothing was imported here" % (shown, more), INFO)
+
+
+def _children(key: str, node: Any) -> List[Tuple[str, Any]]:
+    if isinstance(node, Mapping):
+        return [(_join(key, name), child) for name, child in node.pairs]
+    if isinstance(node, (list, tuple)):
+        if len(node) > _LONG_LIST and not set(map(type, node)) - _PLAIN:
+            return []
+        return [(_cut("%s[%d]" % (key, number)), child) for number, child in enumerate(node)]
+    if isinstance(node, Tensor):
+        return [(_cut(key + ".attributes"), child) for child in node.extra if _matters(child)]
+    if isinstance(node, Opaque):
+        return [
+            (_cut("%s.part%d" % (key, n)), child) for n, child in enumerate(node.parts) if _matters(child)
+        ]
+    return []
+
+
+def _matters(node: Any) -> bool:
+    """Say whether a part of an object is worth a row: plain values and empty containers are not."""
+    if isinstance(node, Mapping):
+        return bool(node.pairs)
+    if isinstance(node, (list, tuple)):
+        return bool(node) and bool(set(map(type, node)) - _PLAIN)
+    return isinstance(node, (Tensor, Opaque))
+
+
+def _join(key: str, name: Any) -> str:
+    """Extend a key. A text at the root stands as it is; all else in brackets, quoted where it is text."""
+    if isinstance(name, str):
+        if not key and len(name) <= MAX_KEY_CHARS and name.isprintable() and _BARE.fullmatch(name):
+            return name
+        return _cut("%s[%s]" % (key, _quoted(name)))
+    return _cut("%s[%s]" % (key, _brief(name)))
+
+
+def _brief(name: Any) -> str:
+    if isinstance(name, tuple) and len(name) <= 4:
+        inner = ", ".join(_quoted(x) if isinstance(x, str) else _scalar(x) for x in name)
+        return "(%s)" % inner
+    return _scalar(name)
+
+
+def _scalar(value: Any) -> str:
+    return (
+        text_of(value)
+        if type(value) in _PLAIN or isinstance(value, Global)
+        else "<%s>" % type(value).__name__
+    )
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text[:MAX_KEY_CHARS], ensure_ascii=not text.isprintable())
+
+
+def _cut(path: str) -> str:
+    return path if len(path) <= MAX_PATH_CHARS else "…" + path[-MAX_PATH_CHARS:]
