@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any
@@ -126,6 +127,23 @@ def test_a_spoilt_record_is_named_and_harms_no_other(store: RunStore, tmp_path: 
     assert states["one"].state == ("lost" if name == "exit.json" else "failed")
     if name != "exit.json":
         assert name in states["one"].reason
+
+
+@pytest.mark.parametrize(
+    "record", [{}, {"pid": "x"}, {"boot_id": procfs.boot_id(), "id": "one", "pid": None}]
+)
+def test_a_record_that_makes_no_sense_harms_no_other(
+    store: RunStore, tmp_path: Path, record: dict[str, object]
+) -> None:
+    store.start(shell("one", "exit 0"))
+    store.start(shell("two", "exit 0"))
+    ended(store, "one")
+    ended(store, "two")
+    (tmp_path / "runs/one/exit.json").unlink()
+    (tmp_path / "runs/one/run.json").write_text(json.dumps(dict(record, host=socket.gethostname())))
+    states = {run.id: run.state for run in store.list()}
+    assert states == {"one": "lost", "two": "exited"}
+    assert {run.id for run in store.poll()} == {"one", "two"}
 
 
 def test_progress_is_read_and_a_torn_one_keeps_the_last(store: RunStore, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -124,7 +125,7 @@ def test_ids_that_are_no_file_names_are_refused(store: RunStore, run_id: str) ->
 
 def test_a_repeated_start_returns_the_run(store: RunStore, tmp_path: Path) -> None:
     first = store.start(shell("one", f"echo x >> {tmp_path}/count; sleep 100"))
-    until((tmp_path / "count").exists)
+    until(lambda: (tmp_path / "count").exists() and (tmp_path / "count").read_text())
     again = store.start(shell("one", f"echo y >> {tmp_path}/count"))
     assert again.pid == first.pid
     assert (tmp_path / "count").read_text() == "x\n"
@@ -145,8 +146,9 @@ def test_two_starts_that_race_start_one(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     try:
-        until(lambda: (tmp_path / "count").exists())
+        until(lambda: (tmp_path / "count").exists() and (tmp_path / "count").read_text())
         assert len(found) == len(stores)
+        assert len({run.pid for run in found if run.pid}) == 1, "0 is one that is still starting"
         assert (tmp_path / "count").read_text() == "x\n"
         assert [name for name in os.listdir(tmp_path / "runs") if name.startswith(".")] == []
     finally:
@@ -197,6 +199,28 @@ def test_a_slow_start_shows_as_starting(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "go").touch()
     until(lambda: [run.state for run in store.poll()] == ["failed"])
     until(lambda: store.poll() == [] and not store._slow)
+
+
+def test_what_is_still_starting_cannot_be_stopped_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "ANSWER_S", 0.1)
+    slow = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.02)"
+    store = RunStore(machine(sys.executable, "-S", "-c", slow), str(tmp_path / "runs"))
+    store.start(shell("one", "true"))
+    with pytest.raises(Refused, match="still being started"):
+        store.stop("one", 1)
+    (tmp_path / "go").touch()
+    until(lambda: ended(store, "one").state == "failed" and store.poll() is not None and not store._slow)
+
+
+def test_drafts_of_dead_starters_are_swept(tmp_path: Path) -> None:
+    for name, age_s in (("old", 7200), ("new", 0)):
+        (tmp_path / f".new-{name}").mkdir()
+        (tmp_path / f".new-{name}" / "lock").touch()
+        os.utime(tmp_path / f".new-{name}", (time.time() - age_s, time.time() - age_s))
+    assert RunStore(machine(), str(tmp_path)).list() == []
+    assert os.listdir(tmp_path) == [".new-new"]
 
 
 def test_poll_tells_what_changed(store: RunStore, tmp_path: Path) -> None:

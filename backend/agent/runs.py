@@ -31,6 +31,10 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 ANSWER_S = 15.0
 """How long a start waits for its supervisor; a slow one goes on, and the run shows as starting."""
 
+DRAFT = ".new-"
+DRAFT_S = 3600.0
+"""How old a folder that was never claimed must be before it is swept: claiming one takes milliseconds."""
+
 
 class _Known(NamedTuple):
     run: Run
@@ -48,6 +52,7 @@ class RunStore:
         self._known: Dict[str, _Known] = {}
         self._progress = ProgressReader()
         self._slow: List["subprocess.Popen[bytes]"] = []
+        self._sweep()
 
     def start(self, spec: RunSpec) -> Run:
         """Start a run and return it once it is on record; an id that exists returns its run instead.
@@ -85,6 +90,8 @@ class RunStore:
             raise Refused("not-found", "there is no run `%s` on this host" % run_id)
         if run.state in RUN_ENDED:
             return run
+        if not run.pid:
+            raise Refused("not-started", "run %s is still being started" % run_id, "ask again in a moment")
         folder = self._folder(run_id)
         try:
             write_json(
@@ -133,10 +140,12 @@ class RunStore:
 
     def members(self, run_id: str) -> Set[Tuple[int, int]]:
         """Return (pid, start ticks) of the live processes of a run, without its supervisor."""
-        record = self._record(run_id)
-        if record is None or record.get("boot_id") != procfs.boot_id():
-            return set()
-        return runtree.members(from_dict(Run, record), self._folder(run_id))
+        record, _ = _json(self._folder(run_id), runfiles.RUN)
+        try:
+            run = from_dict(Run, record)
+            return runtree.members(run, self._folder(run_id)) if run.boot_id == procfs.boot_id() else set()
+        except TypeError:
+            return set()  # no record, or none that makes sense
 
     def run_of(self, pid: int) -> Optional[str]:
         """Return the id of the run that a process belongs to, its supervisor included."""
@@ -157,12 +166,24 @@ class RunStore:
                 return run.id
         return None
 
+    def _sweep(self) -> None:
+        """Remove what starters left that died before they had claimed their run."""
+        for name in os.listdir(self._root):
+            draft = os.path.join(self._root, name)
+            try:
+                if name.startswith(DRAFT) and time.time() - os.stat(draft).st_mtime > DRAFT_S:
+                    shutil.rmtree(draft, ignore_errors=True)
+            except FileNotFoundError:
+                continue  # its starter renamed it at this moment
+
     def _folder(self, run_id: str) -> str:
         return os.path.join(self._root, run_id)
 
     def _names(self) -> List[str]:
-        with os.scandir(self._root) as entries:
-            return [entry.name for entry in entries if _ID.match(entry.name)]
+        try:
+            return [name for name in os.listdir(self._root) if _ID.match(name)]
+        except FileNotFoundError:
+            return []  # somebody cleared the folder
 
     def _claim(self, spec: RunSpec, folder: str) -> Optional[int]:
         """Make the run's folder and hold its lock, or return None where somebody else was first.
@@ -170,7 +191,7 @@ class RunStore:
         It is prepared under another name and renamed, which fails on a folder that is there and not empty: so
         it appears at once, locked and with its spec, and exactly one of two starters has it.
         """
-        lock, draft = -1, tempfile.mkdtemp(prefix=".new-", dir=self._root)
+        lock, draft = -1, tempfile.mkdtemp(prefix=DRAFT, dir=self._root)
         try:
             lock = runfiles.take_lock(draft)
             write_json(os.path.join(draft, runfiles.SPEC), runfiles.stored_spec(spec))
@@ -225,15 +246,15 @@ class RunStore:
         known = self._known.get(run_id)
         return known.run if known is not None and known.ended else self._read(run_id)
 
-    def _record(self, run_id: str) -> Optional[Dict[str, Any]]:
-        try:
-            record = read_json(os.path.join(self._folder(run_id), runfiles.RUN))
-        except (OSError, ValueError):
-            return None
-        return record if isinstance(record, dict) else None
-
     def _read(self, run_id: str) -> Optional[Run]:
-        """Work out a run's state from its files and processes."""
+        """Work out a run's state; one whose record makes no sense is lost, and harms no other."""
+        try:
+            return self._work_out(run_id)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            why = "its record cannot be read: %s" % printable(str(error), 200)
+            return Run(run_id, "?", "lost", reason=why, supervised=False)
+
+    def _work_out(self, run_id: str) -> Optional[Run]:
         folder = self._folder(run_id)
         if not os.path.isdir(folder):
             return None
