@@ -84,7 +84,7 @@ class Console(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """How the console behaves. `fps` is frames a second; without a value it is 4, or 2 when run over SSH."""
 
     fps: Annotated[float, Meta(gt=0, le=30)] | None = None
-    theme: str = "textual-dark"
+    theme: str = "eightzeros"
     known_hosts: str | None = None
 
 

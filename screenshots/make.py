@@ -1,0 +1,167 @@
+"""Make the pictures of the console: `python screenshots/make.py [--fleet module:factory] [--out DIR] [NAME ...]`.
+
+A scene is a size, a fleet and what is pressed; each becomes an SVG, and a PNG where rsvg-convert is installed (Debian:
+librsvg2-bin, fonts-firacode, fonts-dejavu-core). A factory takes a scene's name and gives a context manager of a
+Fleet, so that the same scenes are drawn on made-up hosts and on the demo's virtual host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from textual.pilot import Pilot
+
+    from tui.console import FleetLike
+
+ROOT = Path(__file__).resolve().parent.parent
+LEADING = re.compile(r'x="([\d.]+)"([^>]*?)textLength="([\d.]+)"([^>]*)>((?:&#160;)+)(?=[^<&]|&(?!#160;))')
+CELL = 12.2
+"""The width of a character in Textual's SVG."""
+SIZES = {"80x24": (80, 24), "120x40": (120, 40), "200x60": (200, 60)}
+RESET = ("R", "until:KILLS", "right", "enter", "until:by GPU")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One picture: keys are pressed in order; a key that starts with "until:" waits for that text on the screen."""
+
+    name: str
+    size: str
+    keys: tuple[str, ...] = ()
+    no_color: bool = False
+
+
+SCENES = (
+    *(Scene("fleet", size) for size in SIZES),
+    Scene("fleet-no-color", "80x24", no_color=True),
+    Scene("wall", "200x60"),
+    Scene("mixed", "120x40"),
+    Scene("first", "80x24"),
+    *(Scene("host", size, ("enter",)) for size in ("80x24", "120x40")),
+    *(Scene("reset-plan", size, ("R", "until:KILLS")) for size in ("80x24", "120x40")),
+    Scene("reset-running", "80x24", ("R",)),
+    *(Scene("reset-clean", size, RESET) for size in ("80x24", "120x40")),
+    *(Scene("reset-not-clean", size, RESET) for size in ("80x24", "120x40")),
+    Scene("reset-nothing", "80x24", ("R", "until:NOTHING")),
+    *(Scene("launch", size, ("L", "until:gate")) for size in ("80x24", "120x40")),
+    Scene("launch-refused", "80x24", ("L", "until:FAIL")),
+    *(
+        Scene("shards", size, ("S", "until:data_", "down", "enter", "until:bf16"))
+        for size in ("80x24", "120x40")
+    ),
+    Scene("log", "80x24", ("O", "until:step")),
+    Scene("host-key", "80x24", ("C", "until:SHA256")),
+    Scene("help", "80x24", ("question_mark",)),
+    Scene("palette", "80x24", ("ctrl+p",)),
+)
+
+
+def fake_fleet(name: str) -> AbstractContextManager[FleetLike]:
+    """Give a made-up fleet for a scene."""
+    from tests.fakescenes import scene_fleet
+
+    return scene_fleet(name)
+
+
+@contextmanager
+def colours(no_color: bool) -> Iterator[None]:
+    """Set or clear NO_COLOR while the app is made."""
+    before = os.environ.pop("NO_COLOR", None)
+    if no_color:
+        os.environ["NO_COLOR"] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop("NO_COLOR", None)
+        if before is not None:
+            os.environ["NO_COLOR"] = before
+
+
+def on_screen(pilot: Pilot[None]) -> str:
+    """Return the text that the terminal shows."""
+    strips = pilot.app.screen._compositor.render_strips()
+    return "\n".join(strip.text for strip in strips)
+
+
+async def press(pilot: Pilot[None], key: str, timeout_s: float = 20.0) -> None:
+    """Press one key, or wait for a text."""
+    if not key.startswith("until:"):
+        await pilot.press(key)
+        await pilot.pause()
+        return
+    text, end = key.removeprefix("until:"), asyncio.get_running_loop().time() + timeout_s
+    while text not in on_screen(pilot):
+        if asyncio.get_running_loop().time() > end:
+            raise TimeoutError(f"`{text}` does not appear:\n{on_screen(pilot)}")
+        await pilot.pause(0.05)
+
+
+async def shoot(scene: Scene, factory: Callable[[str], AbstractContextManager[FleetLike]], out: Path) -> Path:
+    """Draw one scene into an SVG."""
+    from tui.app import EightZeros
+
+    with colours(scene.no_color), factory(scene.name) as fleet:
+        app = EightZeros(fleet)
+        async with app.run_test(size=SIZES[scene.size]) as pilot:
+            await pilot.pause(0.4)
+            for key in scene.keys:
+                await press(pilot, key)
+            await pilot.pause(0.3)
+            path = out / f"{scene.name}-{scene.size}.svg"
+            path.write_text(app.export_screenshot(title="eightzeros"), "utf-8")
+    return path
+
+
+def hang(text: re.Match[str]) -> str:
+    """Turn the spaces before a piece of text into a shift to the right: rsvg-convert drops them."""
+    shift = text[5].count("&#160;") * CELL
+    return f'x="{float(text[1]) + shift:g}"{text[2]}textLength="{float(text[3]) - shift:g}"{text[4]}>'
+
+
+def to_png(path: Path) -> None:
+    """Turn an SVG into a PNG where the tool is there."""
+    tool = shutil.which("rsvg-convert")
+    if tool:
+        svg = re.sub(LEADING, hang, path.read_text("utf-8"))
+        target = str(path.with_suffix(".png"))
+        subprocess.run([tool, "-z", "1.3", "-o", target], input=svg.encode(), check=True)
+
+
+def main() -> None:
+    """Draw the named scenes, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fleet", default="", help="module:factory of another fleet than the made-up one")
+    parser.add_argument("--out", type=Path, default=ROOT / "screenshots")
+    parser.add_argument("names", nargs="*")
+    chosen = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    factory = fake_fleet
+    if chosen.fleet:
+        module, _, name = chosen.fleet.partition(":")
+        factory = getattr(importlib.import_module(module), name)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    for scene in SCENES:
+        label = f"{scene.name}-{scene.size}"
+        if chosen.names and scene.name not in chosen.names and label not in chosen.names:
+            continue
+        path = asyncio.run(shoot(scene, factory, chosen.out))
+        to_png(path)
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

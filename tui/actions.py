@@ -1,0 +1,77 @@
+"""Everything a key or a button does, in one table: bindings, buttons, footer, help and palette are made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from textual.binding import Binding
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing the operator can do. `keys` are Textual key names, the first is the one that is shown.
+
+    `button` puts it on the action bar, `footer` in the line below; `danger` marks what kills or launches.
+    """
+
+    id: str
+    keys: tuple[str, ...]
+    label: str
+    says: str
+    button: bool = False
+    footer: bool = False
+    danger: bool = False
+
+    @property
+    def key(self) -> str:
+        """Return the key as it is written on the screen."""
+        names = {"question_mark": "?", "escape": "Esc", "space": "Space", "enter": "Enter", "ctrl+p": "^p"}
+        return names.get(self.keys[0], self.keys[0])
+
+
+ACTIONS = (
+    Action(
+        "reset",
+        ("R", "r"),
+        "Reset",
+        "Show whom a reset would kill, then kill and verify eight zeros",
+        True,
+        danger=True,
+    ),
+    Action("launch", ("L",), "Launch", "Check the gates of a stage and launch it", True, danger=True),
+    Action("verify", ("V", "v"), "Verify", "Verify the GPUs without killing anything", True),
+    Action("shards", ("S", "s"), "Shards", "Look into the shards on the host", True),
+    Action("log", ("O", "o"), "Log", "Follow the output of a run", True),
+    Action(
+        "stop_run",
+        ("X",),
+        "Stop run",
+        "Stop the run that is shown; it finishes what is in flight",
+        danger=True,
+    ),
+    Action("baseline", ("B",), "Baseline", "Record what the idle GPUs hold as the host's baseline"),
+    Action("connect", ("C", "c"), "Connect", "Connect again, or look at the key that the host offered"),
+    Action("open_host", ("enter",), "Open", "Open the host and the GPU in focus", footer=True),
+    Action(
+        "pause", ("space",), "Pause", "Stop and resume painting; nothing on the hosts changes", footer=True
+    ),
+    Action("palette", ("ctrl+p",), "Palette", "Find any of these by name", footer=True),
+    Action("help", ("question_mark", "f1"), "Help", "Show every key", True, footer=True),
+    Action("quit", ("q",), "Quit", "Leave the console; runs and resets on the hosts go on", footer=True),
+)
+
+MOVES = (
+    ("Tab", "next host or button"),
+    ("↑ ↓ ← →  h j k l", "move over the GPUs; past the edge to the next host"),
+    ("0 to 9", "choose a GPU of the host in focus by its number"),
+    ("Esc", "back, or close a dialog"),
+)
+
+
+def bindings() -> list[Binding]:
+    """Make the app's bindings from the table."""
+    return [
+        Binding(",".join(action.keys), action.id, action.label, show=False, priority=False)
+        for action in ACTIONS
+        if action.id not in ("open_host", "palette")
+    ]

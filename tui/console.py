@@ -1,0 +1,69 @@
+"""What the console asks of a fleet. `backend.fleet.Fleet` is one; the tests and the pictures bring another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from backend.config import Config
+    from backend.fleet import Event, HostKey, HostState
+    from backend.wire import Gate, Plan, Receipt, Run
+
+
+class FleetLike(Protocol):
+    """Hosts to look at and actions on them. Another thread replaces the values in `hosts`; they are only read here.
+
+    Every action returns a Future at once and fails with a message for the operator.
+    """
+
+    config: Config
+    listener: Callable[[Event], None] | None
+
+    @property
+    def hosts(self) -> dict[str, HostState]:
+        """Return what is known of each host, by its name in the configuration."""
+
+    def start(self) -> None:
+        """Begin to connect."""
+
+    def stop(self) -> None:
+        """Close every connection; runs on the hosts go on."""
+
+    def plan_reset(self, host: str) -> Future[Plan]:
+        """Ask whom a reset would kill."""
+
+    def start_reset(self, host: str, plan: Plan) -> Future[Run]:
+        """Begin the confirmed reset; its events then appear in the host's state."""
+
+    def verify(self, host: str) -> Future[Receipt]:
+        """Verify the GPUs without a kill."""
+
+    def record_baseline(self, host: str) -> Future[dict[str, Any]]:
+        """Record what the idle GPUs hold as the host's baseline."""
+
+    def gates(self, host: str, stage: str) -> Future[list[Gate]]:
+        """Check what a launch needs."""
+
+    def launch(self, host: str, stage: str, force: str = "") -> Future[Run]:
+        """Launch a stage; `force` is the reason for a launch past a shut gate."""
+
+    def stop_run(self, host: str, run_id: str) -> Future[Run]:
+        """Stop a run."""
+
+    def log(self, host: str, run_id: str, offset: int, limit: int = 65536) -> Future[dict[str, Any]]:
+        """Read a piece of a run's log."""
+
+    def list_shards(self, host: str, path: str) -> Future[dict[str, Any]]:
+        """List a folder."""
+
+    def show_shard(self, host: str, path: str) -> Future[dict[str, Any]]:
+        """Read a shard's header."""
+
+    def trust(self, host: str, host_key: HostKey) -> Future[None]:
+        """Accept an unknown host key and connect."""
+
+    def retry(self, host: str) -> Future[None]:
+        """Connect again now."""

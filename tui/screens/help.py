@@ -1,0 +1,60 @@
+"""The help: every key, from the table of actions, and what the marks mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tui.actions import ACTIONS, MOVES
+from tui.screens.base import Dialog
+from tui.widgets.buttons import ActionButton
+from tui.widgets.rows import BLANK, fit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tui.widgets.rows import Row
+
+MARKS = (
+    ("ok", "OK", "every reading is there and within its limits"),
+    ("warn", "WARM", "worth a look: warm, throttled by the driver, a remap that waits"),
+    ("bad", "LOST", "act: lost, hung, too hot, slowed by the hardware, ECC or remap failure"),
+    ("unknown", "UNREAD", "a reading failed or is old; never taken for fine"),
+    ("text", "fail n/a ?", "this reading failed, is not offered by the GPU, is not read yet"),
+)
+
+
+def help_rows() -> list[Row]:
+    """Make the help from the table of actions."""
+    rows: list[Row] = [(("title", "Actions"),)]
+    for action in ACTIONS:
+        rows.append(
+            (("key", f"  {fit(action.key, 9)}"), ("strong", fit(action.label, 10)), ("dim", action.says))
+        )
+    rows += [BLANK, (("title", "Moving"),)]
+    rows += [(("key", f"  {fit(keys, 19)}"), ("dim", says)) for keys, says in MOVES]
+    rows += [BLANK, (("title", "Words"),)]
+    rows += [((style, f"  {fit(word, 19)}"), ("dim", says)) for style, word, says in MARKS]
+    rows += [
+        BLANK,
+        (("dim", "GiB and TiB count in 1024s, GB/s in 1000s. ETA is by tokens: samples grow longer."),),
+    ]
+    return rows
+
+
+class HelpDialog(Dialog):
+    """Shows every key; Esc, q or ? closes it."""
+
+    BINDINGS = [("question_mark,q,f1", "close", "Close")]  # noqa: RUF012
+
+    def compose_buttons(self) -> Iterable[ActionButton]:
+        """One way out."""
+        yield ActionButton("Close", key="Esc", id="cancel")
+
+    def on_mount(self) -> None:
+        """Fill the dialog."""
+        self.show((("strong", "Keys"),), help_rows())
+        self.query_one("#cancel").focus()
+
+    def on_button_pressed(self) -> None:
+        """Close."""
+        self.action_close()

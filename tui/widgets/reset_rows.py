@@ -1,0 +1,196 @@
+"""A reset as rows: whom it would kill, what it does right now, and the verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backend.wire import CLEAN
+from tui import format
+from tui.widgets.host_rows import VERDICT_LEVELS, above_baseline
+from tui.widgets.rows import BLANK, clean, fit, pad, paragraph, right, row_width, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from backend.fleet import ResetState
+    from backend.wire import GpuVerdict, Plan, Process, Receipt
+    from tui.widgets.rows import Row
+
+BIG = {
+    "0": ("╭─╮", "│ │", "╰─╯"), "1": (" ╷ ", " │ ", " ╵ "), "2": ("╶─╮", "╭─╯", "╰─╴"), "3": ("╶─╮", " ─┤", "╶─╯"),
+    "4": ("╷ ╷", "╰─┤", "  ╵"), "5": ("╭─╴", "╰─╮", "╶─╯"), "6": ("╭─╴", "├─╮", "╰─╯"), "7": ("╶─╮", "  │", "  ╵"),
+    "8": ("╭─╮", "├─┤", "╰─╯"), "9": ("╭─╮", "╰─┤", "╶─╯"), "?": ("╶─╮", " ╶╯", " ╵ "),
+}  # fmt: skip
+"""Digits of three rows, for the eight numbers that the whole tool is about."""
+
+
+def gpu_list(gpus: list[int]) -> str:
+    """Write GPU numbers with runs joined: 0-3, 6."""
+    parts: list[list[int]] = []
+    for gpu in sorted(set(gpus)):
+        if parts and gpu == parts[-1][-1] + 1:
+            parts[-1].append(gpu)
+        else:
+            parts.append([gpu])
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts) or "-"
+
+
+def plan_rows(plan: Plan, width: int) -> list[Row]:
+    """Show whom a reset would kill and how, what is lost, who is spared and why, and what could not be seen."""
+    rows: list[Row] = []
+    if plan.victims:
+        count = len(plan.victims)
+        rows += [(("bad", f"KILLS {count} process{'es' * (count != 1)}"),)]
+        rows += [(("faint", f"{'pid':>8}  {'user':<10}{'GPUs':<9}{'memory':>10}  {'age':<12}how"),)]
+        for victim in plan.victims:
+            rows += _victim(victim, width)
+    else:
+        rows.append((("ok", "NOTHING TO KILL"), ("text", "  no process holds a GPU of this host")))
+    rows += _section("LOSES", "warn", plan.losses, width)
+    ghosts = [
+        f"pid {ghost.get('pid')} on GPU {ghost.get('gpu')}: the driver names it, but it is not there"
+        for ghost in plan.ghosts
+    ]
+    rows += _section("GHOSTS", "unknown", ghosts, width)
+    rows += _section("COULD NOT BE READ", "unknown", plan.unseen, width)
+    if plan.spared:
+        rows += [BLANK, (("ok", f"SPARES {len(plan.spared)}"),)]
+        for process in plan.spared:
+            name = _name(process.command or process.exe)
+            rows.append(pad([("text", f"{process.pid:>8}  {fit(clean(process.user), 10)}{name}"), ("dim", f"  {clean(process.reason)}")], width))  # fmt: skip
+    if plan.baseline:
+        rows += [BLANK, (("dim", f"baseline {clean(plan.baseline)}"),)]
+    return rows
+
+
+def _victim(victim: Process, width: int) -> list[Row]:
+    used = victim.used_bytes.number()
+    amount = format.size(used) if used is not None else format.reading(victim.used_bytes)
+    age = format.duration(victim.age_s) if victim.age_s is not None else "?"
+    line = f"{victim.pid:>8}  {fit(clean(victim.user), 10)}{fit(gpu_list(victim.gpus), 9)}{amount:>10}  {age:<12}"
+    rows: list[Row] = [pad([("strong", line), ("text", clean(victim.method))], width)]
+    rows.append(pad([("dim", f"{'':>10}{clean(victim.command or victim.exe)}")], width))
+    if victim.reason:
+        rows += paragraph(
+            f"because it {victim.reason}" if victim.reason[:5] == "holds" else victim.reason, width, "dim", 10
+        )
+    return rows
+
+
+def _section(title: str, style: str, lines: Iterable[str], width: int) -> list[Row]:
+    found = list(lines)
+    if not found:
+        return []
+    rows: list[Row] = [BLANK, ((style, title),)]
+    for line in found:
+        rows += paragraph(line, width, "text", 2)
+    return rows
+
+
+def _name(command: str) -> str:
+    return clean(command).split(" ", 1)[0].rsplit("/", 1)[-1]
+
+
+def running_rows(state: ResetState, elapsed_s: float, width: int) -> list[Row]:
+    """Show the phases so far with their durations, and what happened in each."""
+    rows: list[Row] = []
+    phases = [at for at, event in enumerate(state.events) if event.kind == "phase"]
+    ends = {at: state.events[after].at_s for at, after in zip(phases, phases[1:], strict=False)}
+    for at, event in enumerate(state.events):
+        if event.kind == "phase":
+            open_ = at not in ends and state.running
+            end = ends.get(at, elapsed_s if state.running else state.events[-1].at_s)
+            mark = ("accent", "● ") if open_ else ("ok", "✓ ")
+            tail = [("accent" if open_ else "dim", format.duration(end - event.at_s))]
+            rows.append(spread([mark, ("strong", clean(event.text))], tail, width))
+        else:
+            style = {"note": "warn", "signal": "text", "verdict": "strong"}.get(event.kind, "dim")
+            rows.append(
+                pad([("faint", f"  {right(f'{event.at_s:.1f} s', 8)}  "), (style, clean(event.text))], width)
+            )
+    if not rows:
+        rows.append((("dim", "the reset has begun; its first step is not reported yet"),))
+    return rows
+
+
+def verdict_rows(receipt: Receipt, width: int) -> list[Row]:
+    """Show the verdict large, then every GPU that is not clean with its reason and the command that shows it."""
+    level = VERDICT_LEVELS.get(receipt.verdict, "unknown")
+    total = receipt.durations.get("total")
+    facts = [f"in {format.duration(total)}"] if total is not None else []
+    if receipt.kind == "reset":
+        facts.insert(0, f"killed {len(receipt.killed)}")
+    if receipt.virtual:
+        facts.append("VIRTUAL GPUs")
+    rows: list[Row] = [
+        spread([(f"{level}-fill", f"  {receipt.verdict}  ")], [("dim", ", ".join(facts))], width),
+        BLANK,
+    ]
+    rows += big_numbers(receipt.after, width)
+    bad = [gpu for gpu in receipt.after if gpu.verdict != CLEAN]
+    for gpu in bad:
+        rows += _gpu_verdict(gpu, width)
+    if receipt.survivors:
+        rows += [BLANK, (("bad", f"STILL THERE {len(receipt.survivors)}"),)]
+        for process in receipt.survivors:
+            rows += _victim(process, width)
+    rows += _section("COULD NOT BE READ", "unknown", receipt.unseen, width)
+    rows += _section("NOTES", "dim", receipt.notes, width)
+    steps = [
+        f"{name} {format.duration(value)}" for name, value in receipt.durations.items() if name != "total"
+    ]
+    rows += [BLANK, *paragraph(" · ".join(steps), width, "dim")] if steps else [BLANK]
+    if receipt.path:
+        rows += paragraph(f"receipt {receipt.path}", width, "dim")
+    return rows
+
+
+def _gpu_verdict(gpu: GpuVerdict, width: int) -> list[Row]:
+    level = VERDICT_LEVELS.get(gpu.verdict, "unknown")
+    rows: list[Row] = [BLANK, (("strong", f"GPU {gpu.index}  "), (level, gpu.verdict))]
+    rows += paragraph(gpu.reason, width, "text", 2)
+    if gpu.action:
+        rows += paragraph(f"do: {gpu.action}", width, "text", 2)
+    if gpu.command:
+        rows += paragraph(f"see it by hand: {gpu.command}", width, "accent", 2)
+    return rows
+
+
+def big_numbers(gpus: list[GpuVerdict], width: int) -> list[Row]:
+    """Draw each GPU's MiB above its baseline, large where they fit, with the GPU's number below."""
+    words = [above_baseline(gpu) for gpu in gpus]
+    if not words:
+        return []
+    styles = [VERDICT_LEVELS.get(gpu.verdict, "unknown") for gpu in gpus]
+    wide = [max(4, len(word) * 3) for word in words]
+    gap = "  "
+    large = sum(wide) + len(gap) * len(words) <= width
+    if not large:
+        wide = [max(4, len(word)) for word in words]
+    rows: list[Row] = []
+    for y in range(3) if large else ():
+        rows.append(
+            tuple((style, "".join(BIG[c][y] for c in word).center(cells) + gap) for word, cells, style in zip(words, wide, styles, strict=True))
+        )  # fmt: skip
+    if not large:
+        rows.append(
+            tuple(
+                (style, word.center(cells) + gap)
+                for word, cells, style in zip(words, wide, styles, strict=True)
+            )
+        )
+    rows.append(
+        tuple(("dim", str(gpu.index).center(cells) + gap) for gpu, cells in zip(gpus, wide, strict=True))
+    )
+    known = all(gpu.baseline_bytes is not None for gpu in gpus)
+    rows.append(
+        (
+            (
+                "dim",
+                "MiB above the recorded baseline, by GPU"
+                if known
+                else "MiB used, by GPU; no baseline is recorded",
+            ),
+        )
+    )
+    return [row if row_width(row) <= width else pad(row, width) for row in rows]
