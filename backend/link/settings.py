@@ -92,14 +92,18 @@ async def chain(wanted: Wanted, depth: int = 0) -> list[Settings]:
     if depth > MOST_HOPS:
         reason = f"ProxyJump leads from {wanted.name} on in a circle, or over more than {MOST_HOPS} hosts"
         raise Trouble("ssh-config", reason, refused=True)
-    target = await _settings(wanted)
+    target = await settings_of(wanted)
     hops: list[Settings] = []
     for spec in [spec.strip() for spec in target.proxy_jump.split(",") if spec.strip()]:
         hop = _jump(_expand(spec, target))
-        if hops:
-            hops.append(replace(await _settings(hop), proxy_jump="", proxy_command=""))
-        else:
-            hops = await chain(hop, depth + 1)
+        try:
+            if hops:
+                hops.append(replace(await settings_of(hop), proxy_jump="", proxy_command=""))
+            else:
+                hops = await chain(hop, depth + 1)
+        except Trouble as trouble:
+            reason = f"jump host {hop.name}: {trouble.reason}"
+            raise Trouble(trouble.code, reason, trouble.hint, refused=trouble.refused) from None
     return [*hops, target]
 
 
@@ -113,7 +117,8 @@ def _jump(spec: str) -> Wanted:
     return Wanted(bracketed or name, user, int(port) if port else None)
 
 
-async def _settings(wanted: Wanted) -> Settings:
+async def settings_of(wanted: Wanted) -> Settings:
+    """Resolve one host by itself. Raises Trouble where its configuration is refused."""
     if wanted.name.startswith("-") or not wanted.name:
         raise Trouble("ssh-config", f"`{wanted.name}` is no host name", refused=True)
     ssh = shutil.which("ssh")
@@ -140,7 +145,8 @@ async def _ssh_g(ssh: str, wanted: Wanted, folder: str) -> str:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        words_said = printable(said.decode("utf-8", "replace"), 400) or f"exit status {process.returncode}"
+        text = said.decode("utf-8", "replace").replace(os.path.join(folder, "config"), "~/.ssh/config")
+        words_said = printable(text, 400) or f"exit status {process.returncode}"
         hint = f"`ssh -G {wanted.name}` shows the same; correct ~/.ssh/config and retry"
         raise Trouble("ssh-config", f"ssh refuses its configuration: {words_said}", hint, refused=True)
     return out.decode("utf-8", "replace")
