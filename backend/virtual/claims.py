@@ -16,6 +16,9 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Dict, List, Optional
 
+DEVICE_BYTES = 4096
+"""The size of a device file: enough to be mapped."""
+
 FORGOTTEN_S = 120.0
 """A released claim is removed after this: no reading shows it any more."""
 
@@ -51,7 +54,8 @@ def lay_out(root: str, gpus: int) -> None:
     for folder in ("dev", "claims", "released", "cast"):
         os.makedirs(os.path.join(root, folder), mode=0o700, exist_ok=True)
     for name in ["nvidiactl"] + ["nvidia%d" % index for index in range(gpus)]:
-        open(device_path(root, name), "ab").close()
+        with open(device_path(root, name), "ab") as file:
+            file.truncate(DEVICE_BYTES)
 
 
 def gpu_count(root: str) -> int:

@@ -1,6 +1,6 @@
 """A driver with no GPU behind it: readings follow from what real processes claim, and from the clock.
 
-It has the numbers of an H200 (facts: reset and monitors, readings of one under R580): 143,771 MiB of which
+It has the numbers of an H200 (read of one under R580): 143,771 MiB of which
 615 MiB are reserved, 75 W idle to 690 W under load, memory back about 0.1 s after the last holder is gone
 and 0.06 s later for each GB it had pinned, utilisation shown for 0.3 s longer and clocks for 1.5 s. Two
 readers at the same moment read the same.
@@ -29,6 +29,9 @@ UTILISATION_LAG_S = 0.3
 CLOCK_LAG_S = 1.5
 UNPIN_S_PER_BYTE = 0.06e-9
 IDLE_REASON, POWER_CAP_REASON = 0x1, 0x4
+CLIENT_FILES = 3
+"""How often an NVML client has each GPU's device file open (read on an H200)."""
+
 FALL = ((1 / 3, 1.0), (2 / 3, 0.6), (1.0, 0.25))
 """Up to this part of the release, this part of the memory is still held; afterwards none."""
 
@@ -67,7 +70,7 @@ class VirtualDriver(Driver):
         count = gpu_count(self._root)
         if not count:
             raise DriverError("%s holds no virtual GPU (no dev/nvidia0)" % self._root)
-        names = ["nvidiactl"] + ["nvidia%d" % index for index in range(count)]
+        names = ["nvidiactl"] + ["nvidia%d" % index for index in range(count)] * CLIENT_FILES
         self._files = [os.open(device_path(self._root, name), os.O_RDONLY | os.O_CLOEXEC) for name in names]
         gpus = [_facts(self._root, index) for index in range(count)]
         return Inventory(driver="virtual", cuda="virtual", gpus=gpus, virtual=True)

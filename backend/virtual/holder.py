@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import mmap
 import os
 import select
 import signal
@@ -19,10 +20,13 @@ from typing import Any, List, Optional
 
 from backend.agent import procfs
 from backend.agent.files import write_json
-from backend.virtual.claims import Claim, device_path, take
+from backend.virtual.claims import DEVICE_BYTES, Claim, device_path, take
 from backend.wire import GIB
 
 PR_SET_NAME = 15
+CLIENT_FILES, CONTEXT_FILES, CONTEXT_MAPS = 3, 20, 3
+"""How often an NVML client, and a process with a CUDA context, has a GPU's device open (read on an H200)."""
+
 ARG_START, ARG_END = 45, 46
 """Where /proc/self/stat gives the bounds of the command line, counted after the name in parentheses."""
 
@@ -118,17 +122,25 @@ def _hold(options: argparse.Namespace, rank: int, gpus: List[int]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if options.title:
         set_title(options.title.format(rank=rank))
-    files = [os.open(device_path(options.root, "nvidiactl"), os.O_RDWR)] if gpus else []
+    kept = [_open(options.root, "nvidiactl")] if gpus else []  # type: List[Any]
     for gpu in gpus:
-        files.append(os.open(device_path(options.root, "nvidia%d" % gpu), os.O_RDWR))
-        if not options.monitor:
-            files.append(take(options.root, _claim(options, gpu)))
+        name = "nvidia%d" % gpu
+        if options.monitor:
+            kept += [_open(options.root, name) for _ in range(CLIENT_FILES)]
+            continue
+        kept += [_open(options.root, name) for _ in range(CONTEXT_FILES)]
+        kept += [mmap.mmap(kept[-1], DEVICE_BYTES) for _ in range(CONTEXT_MAPS)]
+        kept.append(take(options.root, _claim(options, gpu)))
     role = options.role
     if rank in options.heir_ranks and os.fork() == 0:
         role = "heir"
     _announce(options, role, rank, gpus)
     _wait(options.lifeline)
     return 0
+
+
+def _open(root: str, name: str) -> int:
+    return os.open(device_path(root, name), os.O_RDWR | os.O_CLOEXEC)
 
 
 def _claim(options: argparse.Namespace, gpu: int) -> Claim:
