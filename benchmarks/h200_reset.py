@@ -109,13 +109,21 @@ def victim(folder: Path, gigabytes: int) -> tuple[subprocess.Popen[str], int]:
 def fields() -> dict[str, Any]:
     """Read `status` between two calls of nvidia-smi, so that a value that moves can be told from one that is wrong."""
     names = [name for name, _ in FIELDS.values()]
-    words = ["nvidia-smi", "--query-gpu=uuid,name,driver_version," + ",".join(names), "--format=csv,noheader,nounits"]
+    words = [
+        "nvidia-smi",
+        "--query-gpu=uuid,name,driver_version," + ",".join(names),
+        "--format=csv,noheader,nounits",
+    ]
     before = run(*words)[1].strip().split(", ")
     code, said, seconds = eightzeros("status", "--json")
     after = run(*words)[1].strip().split(", ")
     host = said["hosts"][0]
     gpu = host["gpus"][0]
-    rows = {"uuid": [before[0], gpu["uuid"]], "name": [before[1], gpu["name"]], "driver": [before[2], host["driver"]]}
+    rows = {
+        "uuid": [before[0], gpu["uuid"]],
+        "name": [before[1], gpu["name"]],
+        "driver": [before[2], host["driver"]],
+    }
     for at, (ours, (_, scale)) in enumerate(FIELDS.items(), 3):
         reading = gpu["readings"][ours]
         value = reading.get("value")
@@ -178,7 +186,11 @@ def main() -> None:
     result["plan"] = eightzeros("reset", "--plan", "--json")[1]
     process.kill()
     process.wait()
-    result["heir_only"] = {"fields": fields(), "plan": eightzeros("reset", "--plan", "--json")[1], "heir": heir}
+    result["heir_only"] = {
+        "fields": fields(),
+        "plan": eightzeros("reset", "--plan", "--json")[1],
+        "heir": heir,
+    }
     result["heir_reset"] = eightzeros("reset", "--yes", "--json")
     result["trials"] = [trial(options.out, sampler, 60) for _ in range(options.trials)]
     result["verify"] = eightzeros("verify", "--json")
@@ -192,7 +204,13 @@ def report(result: dict[str, Any]) -> None:
     for when in ("idle", "busy"):
         for name, row in result[when]["fields"].items():
             print(f"{when:<5} {name:<24} {row}")
-        print(when, result[when]["smi_compute"], result[when]["holders"], result[when]["badge"], result[when]["seconds"])
+        print(
+            when,
+            result[when]["smi_compute"],
+            result[when]["holders"],
+            result[when]["badge"],
+            result[when]["seconds"],
+        )
     for row in result["trials"]:
         print({key: value for key, value in row.items() if key not in ("receipt", "spared")})
     print("spared", result["trials"][0]["spared"])

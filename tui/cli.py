@@ -16,7 +16,10 @@ from tui.commands.session import OK, USAGE, Session, Stop, pass_session, put_jso
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("eightzeros"), "--version", message="%(prog)s %(version)s")
 @click.option(
-    "--config", "path", type=click.Path(path_type=Path, dir_okay=False), help="Read this configuration instead."
+    "--config",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Read this configuration instead.",
 )
 @click.pass_context
 def main(context: click.Context, path: Path | None) -> None:

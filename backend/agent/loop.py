@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 import time
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List, Protocol, Set
 
 from backend.agent import ours, procfs
 from backend.agent.ops import TABLE, Context
@@ -27,6 +27,22 @@ BACKLOG_BYTES = 4 << 20
 """Unsent output above which telemetry is left out: a console that does not read gets the newest, not the oldest."""
 
 
+class Source(Protocol):
+    """Something that has messages for the console now and then, and never blocks."""
+
+    def filenos(self) -> List[int]:
+        """Return the descriptors that it waits for."""
+
+    def due(self) -> float:
+        """Return when `step` must be called at the latest, on the monotonic clock."""
+
+    def step(self, ready: Set[int]) -> List[Dict[str, Any]]:
+        """Do what is due and return the messages; `ready` are the descriptors that can be read."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
 class Loop:
     """Serve one console on two file descriptors until the input ends."""
 
@@ -37,9 +53,8 @@ class Loop:
         self._dropping = False
         store = RunStore(machine)
         self._context = Context(machine, store)
-        self._telemetry = TelemetrySource(machine)
         self._workers = Workers()
-        self._sources = [self._telemetry, RunsSource(store), self._workers]
+        self._sources: List[Source] = [TelemetrySource(machine), RunsSource(store), self._workers]
 
     def run(self) -> int:
         """Serve. Returns 0 when the input ends, which is how the console, or its connection, says goodbye."""
@@ -138,7 +153,11 @@ class Loop:
             self._unsent += encode(
                 refusal(message["id"], Refused("too-large", str(error), "ask for less at a time"))
                 if message["t"] == "reply"
-                else {"t": "note", "level": "warn", "text": "a message was too long and was left out: %s" % error}
+                else {
+                    "t": "note",
+                    "level": "warn",
+                    "text": "a message was too long and was left out: %s" % error,
+                }
             )
         self._flush()
 

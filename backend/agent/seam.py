@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Callable, Dict, FrozenSet, List, Optional, Tuple
 
-from backend.wire import GpuSample, Inventory, Reading
+from backend.wire import Inventory, Reading
 
 
 class DriverError(Exception):

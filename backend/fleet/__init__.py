@@ -4,4 +4,14 @@ from backend.fleet.fleet import Fleet
 from backend.fleet.state import Badge, Event, HostState, ResetState, badge
 from backend.link.status import HostKey, LinkState, LinkStatus
 
-__all__ = ["Badge", "Event", "Fleet", "HostKey", "HostState", "LinkState", "LinkStatus", "ResetState", "badge"]
+__all__ = [
+    "Badge",
+    "Event",
+    "Fleet",
+    "HostKey",
+    "HostState",
+    "LinkState",
+    "LinkStatus",
+    "ResetState",
+    "badge",
+]

@@ -169,8 +169,10 @@ class Fleet:
         def told() -> HostState | None:
             if host.link.state is LinkState.REFUSED:
                 return host
-            no_gpus = host.inventory is not None and not host.inventory.gpus
-            return host if host.inventory and (host.telemetry or no_gpus) else None
+            if host.inventory is None or not host.inventory.gpus:
+                return host if host.inventory else None
+            sampled = {gpu.index for gpu in host.telemetry.gpus} if host.telemetry else set()
+            return host if sampled.issuperset(host.gpu_indices) else None
 
         return self.wait(told, timeout_s)
 
@@ -330,7 +332,9 @@ class Fleet:
     def _path(self, name: str, path: str) -> dict[str, Any]:
         return {"path": path, "roots": self._host(name).config.roots}
 
-    def _ask(self, name: str, op: str, kind: type[T], timeout_s: float, args: dict[str, Any] | None = None) -> Future[T]:
+    def _ask(
+        self, name: str, op: str, kind: type[T], timeout_s: float, args: dict[str, Any] | None = None
+    ) -> Future[T]:
         link = self._links[self._host(name).name]
 
         async def ask() -> T:
@@ -348,5 +352,3 @@ class Fleet:
 def new_id(stage: str) -> str:
     """Make a run's id: its stage, the time to the second, and enough chance to never repeat."""
     return f"{stage[:32]}-{time.strftime('%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
-
-

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from backend.wire import CLEAN, GIB, LIMITED, MIB, GpuVerdict, Plan, Process, Receipt
-from tui.commands.session import FAILED, GATE, OK, Session, Stop, host_option, json_option, pass_session, put_json
+from tui.commands.session import (
+    FAILED,
+    GATE,
+    OK,
+    Session,
+    Stop,
+    host_option,
+    json_option,
+    pass_session,
+    put_json,
+)
 
 if TYPE_CHECKING:
     from backend.fleet import Fleet, HostState
@@ -26,7 +37,9 @@ def plan_lines(plan: Plan) -> list[str]:
     """Write a plan as plain lines of text."""
     lines = [f"victims: {len(plan.victims)}"] + [process_line(process) for process in plan.victims]
     lines += [f"spared: {len(plan.spared)}"] + [process_line(process) for process in plan.spared]
-    lines += [f"  ghost: pid {ghost.get('pid')} is named on GPU {ghost.get('gpu')} and is not there" for ghost in plan.ghosts]
+    lines += [
+        f"  ghost: pid {ghost.get('pid')} is named on GPU {ghost.get('gpu')} and is not there" for ghost in plan.ghosts
+    ]
     lines += [f"not seen: {text}" for text in plan.unseen] + [f"would be lost: {text}" for text in plan.losses]
     return [*lines, f"baseline: {plan.baseline}", f"digest: {plan.digest}"]
 
@@ -87,7 +100,7 @@ def reset(
 
 
 def _confirm(plan: Plan, as_json: bool) -> None:
-    if as_json or not click.get_text_stream("stdin").isatty():
+    if as_json or not sys.stdin.isatty():
         raise Stop("a reset needs --yes where nobody can be asked", GATE)
     if not click.confirm(f"Kill {len(plan.victims)} processes?", default=False):
         raise Stop("nothing was killed", GATE)
@@ -150,7 +163,9 @@ def receipts_list(session: Session, host_name: str | None, as_json: bool) -> Non
         put_json(found)
         return
     for item in found:
-        click.echo(f"{item['id']}  {item['kind']:<7} {item['verdict']:<16} killed {item['killed']}  {item['total_s']:.1f} s")
+        click.echo(
+            f"{item['id']}  {item['kind']:<7} {item['verdict']:<16} killed {item['killed']}  {item['total_s']:.1f} s"
+        )
 
 
 @receipts.command("show")

@@ -7,7 +7,17 @@ import time
 import click
 
 from backend.wire import Gate
-from tui.commands.session import FAILED, GATE, OK, Session, Stop, host_option, json_option, pass_session, put_json
+from tui.commands.session import (
+    FAILED,
+    GATE,
+    OK,
+    Session,
+    Stop,
+    host_option,
+    json_option,
+    pass_session,
+    put_json,
+)
 from tui.commands.status import run_line
 
 FOLLOW_EVERY_S = 0.5
@@ -28,7 +38,13 @@ def gate_line(gate: Gate) -> str:
 @pass_session
 @click.pass_context
 def launch(
-    context: click.Context, session: Session, stage: str, host_name: str | None, force: str, check: bool, as_json: bool
+    context: click.Context,
+    session: Session,
+    stage: str,
+    host_name: str | None,
+    force: str,
+    check: bool,
+    as_json: bool,
 ) -> None:
     """Launch a stage of the configuration as a run that outlives this command."""
     with session.connected(host_name) as (fleet, host):

@@ -28,7 +28,7 @@ class Stop(click.ClickException):
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
-        self.exit_code = code
+        self.exit_code = code  # type: ignore[misc]  # click types it as the class's, and reads the instance's
 
 
 class Session:
@@ -50,11 +50,17 @@ class Session:
         if name is None and len(config.hosts) == 1:
             return config
         if name is None:
-            raise Stop(f"there are {len(config.hosts)} hosts; choose one with --host: {', '.join(config.hosts)}", USAGE)
+            raise Stop(
+                f"there are {len(config.hosts)} hosts; choose one with --host: {', '.join(config.hosts)}",
+                USAGE,
+            )
         if name not in config.hosts:
             raise Stop(f"there is no host `{name}` in the configuration; hosts: {', '.join(config.hosts)}", USAGE)
         return Config(
-            hosts={name: config.hosts[name]}, stages=config.stages, thresholds=config.thresholds, console=config.console
+            hosts={name: config.hosts[name]},
+            stages=config.stages,
+            thresholds=config.thresholds,
+            console=config.console,
         )
 
     @contextmanager

@@ -9,8 +9,18 @@ import click
 
 from backend.config import Thresholds
 from backend.fleet import Fleet, HostState, LinkState, badge
-from backend.wire import GIB, LEAN, SLOW, NOT_READ, Reading, Run
-from tui.commands.session import FAILED, OK, READY_S, UNREACHABLE, Session, answers, json_option, pass_session, put_json
+from backend.wire import GIB, LEAN, NOT_READ, SCHEMA, SLOW, Reading, Run
+from tui.commands.session import (
+    FAILED,
+    OK,
+    READY_S,
+    UNREACHABLE,
+    Session,
+    answers,
+    json_option,
+    pass_session,
+    put_json,
+)
 
 SLOW_WAIT_S = 20.0
 """How long `status` waits for the first slow readings: they follow the first lean ones (agent/telemetry.py)."""
@@ -77,14 +87,21 @@ def host_lines(host: HostState, limits: Thresholds) -> list[str]:
     problem = (inventory.problem if inventory else "") or (host.link.reason if not inventory else "")
     lines += [f"  {problem}"] if problem else []
     for index in host.gpu_indices:
-        mark, read = badge(host, index, limits), lambda name, at=index: host.reading(at, name)
-        used, total = _shown(read("memory_used_bytes"), "", GIB, 1), _shown(read("memory_total_bytes"), " GiB", GIB, 1)
-        lines.append(
-            f"  {index}  {mark.word:<8} {used:>6} / {total:<10} {_shown(read('utilisation_percent'), ' %'):>6}"
-            f" {_shown(read('temperature_c'), ' °C'):>7} {_shown(read('power_w'), ' W'):>7}"
-            f" {_shown(read('sm_clock_mhz'), ' MHz'):>9}  {_holders(host, index)}" + (f"  {mark.detail}" if mark.detail else "")
-        )
+        lines.append(gpu_line(host, index, limits))
     return lines + [run_line(run) for run in host.live_runs()]
+
+
+def gpu_line(host: HostState, index: int, limits: Thresholds) -> str:
+    """Write a GPU as one line."""
+
+    def shown(name: str, unit: str, scale: float = 1.0, places: int = 0) -> str:
+        return _shown(host.reading(index, name), unit, scale, places)
+
+    mark = badge(host, index, limits)
+    memory = f"{shown('memory_used_bytes', '', GIB, 1):>6} / {shown('memory_total_bytes', ' GiB', GIB, 1):<10}"
+    load = f"{shown('utilisation_percent', ' %'):>6} {shown('temperature_c', ' °C'):>7} {shown('power_w', ' W'):>7}"
+    line = f"  {index}  {mark.word:<8} {memory} {load} {shown('sm_clock_mhz', ' MHz'):>9}  {_holders(host, index)}"
+    return line + (f"  {mark.detail}" if mark.detail else "")
 
 
 def _holders(host: HostState, index: int) -> str:
@@ -105,6 +122,17 @@ def run_line(run: Run) -> str:
         line += f"  {progress.samples_done}/{progress.samples_total} samples  {progress.tokens_per_s:.0f} tok/s"
         line += f"  {progress.bytes_written / GIB:.2f} GiB" + (f"  ETA {eta:.0f} s" if eta is not None else "")
     return line + (f"  {run.reason}" if run.reason else "")
+
+
+def fleet_json(fleet: Fleet) -> dict[str, Any]:
+    """Return every host, for programs."""
+    limits = fleet.config.thresholds
+    return {"schema": SCHEMA, "hosts": [host_json(host, limits) for host in fleet.hosts.values()]}
+
+
+def fleet_text(fleet: Fleet) -> str:
+    """Write every host as text."""
+    return "\n".join(line for host in fleet.hosts.values() for line in host_lines(host, fleet.config.thresholds))
 
 
 def _settled(host: HostState) -> bool:
@@ -148,10 +176,9 @@ def status(context: click.Context, session: Session, host_name: str | None, as_j
     with Fleet(config) as fleet, answers():
         _wait(fleet)
         if as_json:
-            put_json({"schema": 1, "hosts": [host_json(host, config.thresholds) for host in fleet.hosts.values()]})
+            put_json(fleet_json(fleet))
         else:
-            for host in fleet.hosts.values():
-                click.echo("\n".join(host_lines(host, config.thresholds)))
+            click.echo(fleet_text(fleet))
         code = _exit_code(fleet)
     context.exit(code)
 
@@ -168,9 +195,7 @@ def watch(session: Session, host_name: str | None, every_s: float, as_json: bool
         _wait(fleet)
         while True:
             if as_json:
-                put_json({"schema": 1, "hosts": [host_json(host, config.thresholds) for host in fleet.hosts.values()]})
+                put_json(fleet_json(fleet))
             else:
-                click.echo(time.strftime("%H:%M:%S"))
-                for host in fleet.hosts.values():
-                    click.echo("\n".join(host_lines(host, config.thresholds)))
+                click.echo(time.strftime("%H:%M:%S") + "\n" + fleet_text(fleet))
             time.sleep(every_s)
