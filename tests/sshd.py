@@ -49,9 +49,11 @@ def ssh_keygen(*words: str) -> str:
 
 
 class Sshd:
-    """One server. `home` is what its sessions see as HOME; `user_key` is the private key that it accepts."""
+    """One server. Its sessions see `home` as HOME, and `environment`; `user_key` is the key that it accepts."""
 
-    def __init__(self, folder: Path, extra: str = "", bashrc: bytes = b"") -> None:
+    def __init__(
+        self, folder: Path, extra: str = "", bashrc: bytes = b"", environment: dict[str, str] | None = None
+    ) -> None:
         self.folder, self.home, self.port = folder, folder / "home", free_port()
         self.user_key = folder / "user"
         self.home.mkdir()
@@ -60,11 +62,12 @@ class Sshd:
         keygen(self.user_key)
         (folder / "authorized_keys").write_text(self.user_key.with_suffix(".pub").read_text())
         self.log_path = folder / "sshd.log"
+        variables = " ".join(f"{name}={value}" for name, value in (environment or {}).items())
         (folder / "sshd_config").write_text(
             f"ListenAddress 127.0.0.1\nPort {self.port}\nHostKey {folder}/host\nPidFile none\n"
             f"AuthorizedKeysFile {folder}/authorized_keys\nStrictModes no\nUsePAM no\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
-            f"PrintMotd no\nPrintLastLog no\nSetEnv HOME={self.home}\n{extra}\n"
+            f"PrintMotd no\nPrintLastLog no\nSetEnv HOME={self.home} {variables}\n{extra}\n"
         )
         if os.getuid() == 0:
             os.makedirs("/run/sshd", exist_ok=True)
@@ -139,11 +142,11 @@ def _name(pid: int) -> str:
 
 @pytest.fixture
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Sshd]]:
-    """Start servers; each takes lines for its sshd_config and a .bashrc, and is gone after the test."""
+    """Start servers; each takes lines for its sshd_config, a .bashrc and variables, and is gone after the test."""
     servers: list[Sshd] = []
 
-    def start(extra: str = "", bashrc: bytes = b"") -> Sshd:
-        servers.append(Sshd(tmp_path_factory.mktemp("sshd"), extra, bashrc))
+    def start(extra: str = "", bashrc: bytes = b"", environment: dict[str, str] | None = None) -> Sshd:
+        servers.append(Sshd(tmp_path_factory.mktemp("sshd"), extra, bashrc, environment))
         return servers[-1]
 
     yield start
