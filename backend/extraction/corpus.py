@@ -103,9 +103,7 @@ class Corpus:
             self.lines += 1
             digest.update(raw)
             if len(raw) > MAX_LINE_BYTES:
-                raise CorpusError(
-                    f"{self.path}:{self.lines}: over {MAX_LINE_BYTES >> 20} MiB: is this JSON lines?"
-                )
+                raise CorpusError(f"{self.path}:{self.lines}: over {MAX_LINE_BYTES >> 20} MiB: is this JSON lines?")
             skip = 3 if start == 0 and raw.startswith(b"\xef\xbb\xbf") else 0
             try:
                 sample = parse(raw[skip:], self._vocab_size)

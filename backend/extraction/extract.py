@@ -78,9 +78,7 @@ class Stop:
 class Extraction:
     """One extraction into one locked folder."""
 
-    def __init__(
-        self, engine: Engine, corpus: Corpus, out: str, journal: Journal, reporter: Reporter
-    ) -> None:
+    def __init__(self, engine: Engine, corpus: Corpus, out: str, journal: Journal, reporter: Reporter) -> None:
         self.failed: list[dict[str, Any]] = []
         self.resumed = 0
         self._engine, self._corpus, self._out = engine, corpus, out
@@ -117,9 +115,7 @@ class Extraction:
         progress.bytes_written = sum(entry.bytes for entry in there)
         progress.samples_total = len(wanted)
         progress.tokens_total = sum(corpus.tokens(index) for index in wanted)
-        progress.bytes_total = sum(
-            shard_bytes(index, corpus.tokens(index), hidden, points) for index in wanted
-        )
+        progress.bytes_total = sum(shard_bytes(index, corpus.tokens(index), hidden, points) for index in wanted)
 
     def _loop(self, missing: Sequence[int], throttle: float | None) -> None:
         self._reporter.tell("running", "")
@@ -146,9 +142,7 @@ class Extraction:
         try:
             states = self._engine.states(row.input_ids)
             sample = Sample(index, row.id, row.input_ids, row.loss_mask, states)
-            size = shard_bytes(
-                index, len(row.input_ids), self._engine.hidden_size, len(self._engine.capture_points)
-            )
+            size = shard_bytes(index, len(row.input_ids), self._engine.hidden_size, len(self._engine.capture_points))
             if self._with_room(lambda: self._writer.write(sample), size):
                 self._reporter.progress.shard = layout.shard_path(index)
         except (EngineError, BadStates) as error:
@@ -164,9 +158,7 @@ class Extraction:
 
     def _commit(self) -> None:
         committed = self._writer.commit()
-        self._reporter.advance(
-            len(committed), sum(e.tokens for e in committed), sum(e.bytes for e in committed)
-        )
+        self._reporter.advance(len(committed), sum(e.tokens for e in committed), sum(e.bytes for e in committed))
 
     def _with_room(self, action: Callable[[], object], needed_bytes: int) -> bool:
         """Do it, waiting while the disk is full. Returns False, undone, where someone ended the wait."""
@@ -232,9 +224,7 @@ class Extraction:
         return "stopped; start it again to go on" if state == "stopped" else ""
 
     def _describe(self, state: str) -> None:
-        config.write(
-            self._out, config.describe(self._engine, self._corpus, self._journal, state, self.failed)
-        )
+        config.write(self._out, config.describe(self._engine, self._corpus, self._journal, state, self.failed))
 
 
 def _free_bytes(path: str) -> int:
@@ -259,9 +249,7 @@ def extract(args: argparse.Namespace, reporter: Reporter) -> tuple[dict[str, Any
         stack.callback(journal.close)
         remove_leftovers(args.out)
         for entry in forget_missing(journal, args.out):
-            reporter.say(
-                f"{entry.file} is gone or has another size than the journal says: extracting it again"
-            )
+            reporter.say(f"{entry.file} is gone or has another size than the journal says: extracting it again")
         work = Extraction(engine, corpus, args.out, journal, reporter)
         state = work.run(args.limit, args.throttle)
     code = {"done": 0, "failed": 1}.get(state, 128 + work.stopped_by)
@@ -307,16 +295,12 @@ def parser() -> argparse.ArgumentParser:
         prog="extract", description="Extract hidden states of a corpus into shards; the same command resumes."
     )
     words.add_argument("--engine", choices=NAMES, default="embedded", help="what computes the states")
-    words.add_argument(
-        "--corpus", required=True, help="JSON lines of input_ids, loss_mask (optional), id (optional)"
-    )
+    words.add_argument("--corpus", required=True, help="JSON lines of input_ids, loss_mask (optional), id (optional)")
     words.add_argument("--out", required=True, help="the folder of the shards; made where absent")
     words.add_argument("--limit", type=_positive_int, help="only the first N samples")
     words.add_argument("--skip-bad", action="store_true", help="leave out bad lines and list them")
     words.add_argument("--throttle", type=_positive_float, metavar="SAMPLES_PER_S", help="a rate limit")
-    words.add_argument(
-        "--json", action="store_true", help="print one JSON object at the end; all else to stderr"
-    )
+    words.add_argument("--json", action="store_true", help="print one JSON object at the end; all else to stderr")
     return words
 
 

@@ -59,9 +59,7 @@ def check_states(states: States, tokens: int, hidden_size: int, points: int) -> 
         bad = (words & 0x7FFF) >= 0x7F80
         if bad.any():
             row, column = (int(x) for x in np.argwhere(bad)[0])
-            raise BadStates(
-                f"{name} holds {int(bad.sum())} NaN or infinite values, the first at [{row}, {column}]"
-            )
+            raise BadStates(f"{name} holds {int(bad.sum())} NaN or infinite values, the first at [{row}, {column}]")
 
 
 def tensors_of(tokens: int, hidden_size: int, points: int) -> list[TensorSpec]:
@@ -110,9 +108,7 @@ def write_file(folder: str, temporary: str, sample: Sample, hidden_size: int, po
     return size, crc
 
 
-def _write_records(
-    fd: int, placed: list[torchzip.Placed], bodies: Sequence[bytes | memoryview]
-) -> tuple[int, int]:
+def _write_records(fd: int, placed: list[torchzip.Placed], bodies: Sequence[bytes | memoryview]) -> tuple[int, int]:
     whole, directory = 0, b""
     for number, record in enumerate(placed):
         body = bodies[number]

@@ -37,9 +37,7 @@ STORAGE_CLASSES: Dict[str, str] = {
 }
 """The storage classes a torch pickle names, and the type of their elements."""
 
-CLASS_OF: Dict[str, str] = {
-    dtype: name for name, dtype in STORAGE_CLASSES.items() if name != "UntypedStorage"
-}
+CLASS_OF: Dict[str, str] = {dtype: name for name, dtype in STORAGE_CLASSES.items() if name != "UntypedStorage"}
 """The storage class that torch.save names for a type; types without one go through UntypedStorage."""
 
 SAFETENSORS: Dict[str, str] = {

@@ -101,9 +101,7 @@ def local_header(record: Placed) -> bytes:
     pad = record.data_at - record.header_at - LOCAL_BYTES - len(name) - len(zip64) - 4
     extra = zip64 + b"FB" + struct.pack("<H", pad) + b"Z" * pad
     flags = _flags(record)
-    return (
-        LOCAL_MAGIC + struct.pack("<5H3I2H", 0, flags, 0, 0, 0, 0, 0, 0, len(name), len(extra)) + name + extra
-    )
+    return LOCAL_MAGIC + struct.pack("<5H3I2H", 0, flags, 0, 0, 0, 0, 0, 0, len(name), len(extra)) + name + extra
 
 
 def descriptor(record: Placed, crc32: int) -> bytes:

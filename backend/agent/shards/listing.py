@@ -79,9 +79,7 @@ def _entry(path: str, name: str) -> Dict[str, Any]:
     try:
         found = os.stat(full)
     except OSError:
-        return _row(
-            name, "other", None, None, "a link to nothing" if os.path.islink(full) else "cannot be read"
-        )
+        return _row(name, "other", None, None, "a link to nothing" if os.path.islink(full) else "cannot be read")
     if stat.S_ISDIR(found.st_mode):
         note = "a folder with the name of a shard" if layout.file_kind(name) == "shard" else ""
         note = "a link to another folder" if os.path.islink(full) else note
@@ -106,7 +104,5 @@ def _note(name: str, kind: str, found: os.stat_result) -> str:
 
 
 def _row(name: str, kind: str, size_bytes: Any, modified_at: Any, note: str) -> Dict[str, Any]:
-    shown = (
-        name if name.isprintable() else printable(name.encode("utf-8", "backslashreplace").decode("utf-8"))
-    )
+    shown = name if name.isprintable() else printable(name.encode("utf-8", "backslashreplace").decode("utf-8"))
     return {"name": shown, "kind": kind, "bytes": size_bytes, "modified_at": modified_at, "note": note}

@@ -21,9 +21,7 @@ Spend = Callable[[int], None]
 def sizes(value: Any, what: str) -> Tuple[int, ...]:
     """Read a shape or strides. Raises Unreadable for anything that is not a short tuple of counts."""
     if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMENSIONS:
-        raise Unreadable(
-            "bad-tensor", "a tensor's %s is not a tuple of at most %d numbers" % (what, MAX_DIMENSIONS)
-        )
+        raise Unreadable("bad-tensor", "a tensor's %s is not a tuple of at most %d numbers" % (what, MAX_DIMENSIONS))
     for item in value:
         if type(item) is not int or not 0 <= item <= MAX_COUNT:
             raise Unreadable("bad-tensor", "a tensor's %s holds something that is no count" % what)
@@ -50,9 +48,7 @@ def call(name: str, args: Tuple[Any, ...], spend: Spend) -> Any:
     try:
         return maker(args, spend)
     except (IndexError, ValueError, TypeError):
-        raise Unreadable(
-            "bad-tensor", "%s is called with other arguments than torch gives it" % name
-        ) from None
+        raise Unreadable("bad-tensor", "%s is called with other arguments than torch gives it" % name) from None
 
 
 def _tensor(args: Tuple[Any, ...], _spend: Spend) -> Tensor:
@@ -60,13 +56,9 @@ def _tensor(args: Tuple[Any, ...], _spend: Spend) -> Tensor:
     held, offset, shape, stride = args[:4]
     if not isinstance(held, Storage):
         raise Unreadable("bad-tensor", "a tensor that is made of no storage")
-    made = Tensor(
-        held.dtype, sizes(shape, "shape"), sizes(stride, "stride"), sizes((offset,), "offset")[0], held
-    )
+    made = Tensor(held.dtype, sizes(shape, "shape"), sizes(stride, "stride"), sizes((offset,), "offset")[0], held)
     if len(made.shape) != len(made.stride):
-        raise Unreadable(
-            "bad-tensor", "a tensor with %d sizes and %d strides" % (len(made.shape), len(made.stride))
-        )
+        raise Unreadable("bad-tensor", "a tensor with %d sizes and %d strides" % (len(made.shape), len(made.stride)))
     return made
 
 
@@ -97,9 +89,7 @@ def _mapping(kind: str) -> Callable[[Tuple[Any, ...], Spend], Any]:
             pairs = list(items.pairs)
         elif isinstance(items, (list, tuple)):
             spend(len(items))
-            pairs = [
-                (pair[0], pair[1]) for pair in items if isinstance(pair, (list, tuple)) and len(pair) == 2
-            ]
+            pairs = [(pair[0], pair[1]) for pair in items if isinstance(pair, (list, tuple)) and len(pair) == 2]
         return Mapping(pairs, kind)
 
     return make

@@ -56,9 +56,7 @@ def _header(source: Source) -> Dict[str, Any]:
     try:
         header = json.loads(raw, object_pairs_hook=_pairs, parse_int=_whole)
     except _Twice as error:
-        raise Unreadable(
-            "duplicate-key", "its header has the name %s twice" % walk.key_of(str(error))
-        ) from None
+        raise Unreadable("duplicate-key", "its header has the name %s twice" % walk.key_of(str(error))) from None
     except (ValueError, RecursionError):
         raise Unreadable("bad-header", "its header is not JSON") from None
     if not isinstance(header, dict):
@@ -86,9 +84,7 @@ def _whole(text: str) -> int:
 
 def _metadata(metadata: Any, report: Report) -> None:
     if not isinstance(metadata, dict):
-        report.note(
-            "bad-metadata", "its metadata is no dictionary: the reference loader refuses the file", WARNING
-        )
+        report.note("bad-metadata", "its metadata is no dictionary: the reference loader refuses the file", WARNING)
         return
     if any(not isinstance(value, str) for value in metadata.values()):
         text = "its metadata holds something that is no text: the reference loader refuses the file"
@@ -123,7 +119,7 @@ def _tensor(key: str, stated: Any, data_at: int, source: Source, report: Report)
 
 
 def _stated(stated: Any) -> Optional[Tuple[str, List[int], int, int]]:
-    """Return (dtype, shape, begin, end) as the header states them; None where one is missing or impossible."""
+    """Return (dtype, shape, begin, end) as the header states them; None where one is impossible."""
     if not isinstance(stated, dict):
         return None
     dtype, shape, offsets = stated.get("dtype"), stated.get("shape"), stated.get("data_offsets")

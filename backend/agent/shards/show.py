@@ -98,9 +98,7 @@ def _known(head: bytes, source: Source, report: Report) -> bool:
         return True
     if not head.strip(b"\0"):
         report.format = "zeros"
-        report.note(
-            "zero-filled", "its first %d bytes are all zero: a crash before the data was synced" % len(head)
-        )
+        report.note("zero-filled", "its first %d bytes are all zero: a crash before the data was synced" % len(head))
         return True
     return False
 
@@ -112,9 +110,7 @@ def _unknown(head: bytes, source: Source, report: Report) -> None:
         name, words = "pickle", "a bare pickle, which torch.save did not write: loading it runs what it says"
     else:
         text = _text_start(head)
-        name, words = (
-            ("text", "a text file") if text is not None else ("unknown", "no format that is known here")
-        )
+        name, words = ("text", "a text file") if text is not None else ("unknown", "no format that is known here")
     report.format = name
     report.note("not-read", "%s; %s" % (words, READ_HERE))
 

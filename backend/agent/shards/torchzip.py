@@ -51,15 +51,11 @@ def read(source: Source, report: Report) -> None:
         _salvage(source, report)
         return
     names = {record.name: record for record in records}
-    pickles = [
-        record for record in records if record.name.endswith("/" + fmt.PICKLE) and record.name.count("/") == 1
-    ]
+    pickles = [record for record in records if record.name.endswith("/" + fmt.PICKLE) and record.name.count("/") == 1]
     if not pickles:
         report.format = "zip"
         shown = ", ".join(record.name[:60] for record in records[:3])
-        raise Unreadable(
-            "not-torch", "a zip archive that torch.save did not write: it holds %s" % (shown or "nothing")
-        )
+        raise Unreadable("not-torch", "a zip archive that torch.save did not write: it holds %s" % (shown or "nothing"))
     archive = pickles[0].name[: -len(fmt.PICKLE)]
     if len(pickles) > 1:
         report.note("two-pickles", "it holds more than one data.pkl: readers disagree on which one counts")
@@ -95,9 +91,7 @@ def _directory(source: Source, report: Report) -> Optional[List[Record]]:
             return None
         total, size, begin = struct.unpack("<QQQ", end64[32:56])
     if size > MAX_DIRECTORY_BYTES or total > MAX_RECORDS or begin + size > source.size_bytes:
-        report.note(
-            "bad-directory", "its directory of %d records and %d bytes does not fit it" % (total, size)
-        )
+        report.note("bad-directory", "its directory of %d records and %d bytes does not fit it" % (total, size))
         return None
     return _records(source.read(begin, size), begin, report)
 
@@ -110,9 +104,7 @@ def _records(data: bytes, directory_at: int, report: Report) -> Optional[List[Re
             report.note("bad-directory", "its directory is damaged after %d records" % len(records))
             return None
         flags, method = struct.unpack("<HH", data[at + 8 : at + 12])
-        crc, packed, size, name_len, extra_len, comment_len = struct.unpack(
-            "<IIIHHH", data[at + 16 : at + 34]
-        )
+        crc, packed, size, name_len, extra_len, comment_len = struct.unpack("<IIIHHH", data[at + 16 : at + 34])
         (header_at,) = struct.unpack("<I", data[at + 42 : at + 46])
         extra_at = at + fmt.CENTRAL_BYTES + name_len
         name = data[at + fmt.CENTRAL_BYTES : extra_at].decode("utf-8", "replace")
@@ -160,9 +152,7 @@ def _data_at(source: Source, report: Report, record: Record) -> Optional[int]:
 def _content(source: Source, report: Report, record: Record) -> bytes:
     """Return a small record's bytes, checked. Raises Unreadable where they cannot be had."""
     if max(record.size_bytes, record.packed_bytes) > MAX_PICKLE_BYTES:
-        raise Unreadable(
-            "too-large", "its description (%s) has %d bytes" % (record.name[:100], record.size_bytes)
-        )
+        raise Unreadable("too-large", "its description (%s) has %d bytes" % (record.name[:100], record.size_bytes))
     if record.flags & 1:
         report.note("encrypted", "%s is marked as encrypted" % record.name[:100])
     at = _data_at(source, report, record)
@@ -177,9 +167,7 @@ def _content(source: Source, report: Report, record: Record) -> bytes:
     elif record.method:
         raise Unreadable("bad-record", "%s is packed by a method that torch does not use" % record.name[:100])
     if record.crc32 and zlib.crc32(data) != record.crc32:
-        report.note(
-            "crc-mismatch", "%s does not have the checksum that the directory states" % record.name[:100]
-        )
+        report.note("crc-mismatch", "%s does not have the checksum that the directory states" % record.name[:100])
     return data
 
 
@@ -191,9 +179,7 @@ def _storages(
     for number, (key, storage) in enumerate(storages.items()):
         record = names.get("%sdata/%s" % (archive, key))
         if record is None:
-            report.note(
-                "storage-missing", "data/%s (%d bytes) is not in the archive" % (key, storage.size_bytes)
-            )
+            report.note("storage-missing", "data/%s (%d bytes) is not in the archive" % (key, storage.size_bytes))
             where[key] = Extent(None, 0)
             continue
         report.stored_bytes += record.size_bytes
@@ -273,19 +259,13 @@ def _expected(archive: str, unpickler: Unpickler, after: bytes, pickle_at: int) 
     storages = [(key, storage.size_bytes) for key, storage in unpickler.storages.items()]
     placed = fmt.plan(archive[:-1], unpickler.position, storages, head)
     shift = pickle_at - placed[0].data_at
-    return (
-        placed
-        if not shift
-        else [r._replace(data_at=r.data_at + shift, next_at=r.next_at + shift) for r in placed]
-    )
+    return placed if not shift else [r._replace(data_at=r.data_at + shift, next_at=r.next_at + shift) for r in placed]
 
 
 def _check_written(source: Source, report: Report, record: fmt.Placed) -> None:
     header = source.read(record.header_at, fmt.LOCAL_BYTES)
     if not header.startswith(fmt.LOCAL_MAGIC):
-        report.note(
-            "not-written", "%s was never written: zeros are where its header should be" % record.name[:100]
-        )
+        report.note("not-written", "%s was never written: zeros are where its header should be" % record.name[:100])
 
 
 def _rows(report: Report, root: Any, unpickler: Unpickler, where: Dict[str, Extent]) -> None:
@@ -297,9 +277,7 @@ def _rows(report: Report, root: Any, unpickler: Unpickler, where: Dict[str, Exte
         else:
             report.value(key or "(root)", walk.text_of(leaf))
             if isinstance(leaf, Opaque) and not key:
-                report.note(
-                    "not-a-container", "it holds %s, not tensors by name" % walk.text_of(leaf), WARNING
-                )
+                report.note("not-a-container", "it holds %s, not tensors by name" % walk.text_of(leaf), WARNING)
     for key, tensors in used.items():
         _note_sharing(report, key, tensors)
     walk.note_names([name for name, found in unpickler.names.items() if not understood(found)], report)
@@ -310,9 +288,7 @@ def _row(report: Report, key: str, tensor: Tensor, extent: Extent) -> Dict[str, 
     row.update(stride=list(tensor.stride), storage=tensor.storage.key, contiguous=tensor.contiguous)
     item = tensor.item_bytes
     if item is None:
-        report.note(
-            "unknown-type", "%s has the type %s, whose size is not known here" % (key, tensor.dtype), WARNING
-        )
+        report.note("unknown-type", "%s has the type %s, whose size is not known here" % (key, tensor.dtype), WARNING)
         return row
     if tensor.size_bytes is None:
         report.note("shape-overflow", "%s has more elements than torch can count" % row["key"])
@@ -344,7 +320,5 @@ def _note_sharing(report: Report, key: str, tensors: List[Tensor]) -> None:
         else:
             report.note("shared-storage", "%d tensors share storage %s" % (len(tensors), key), INFO)
     if 0 < used * 2 < stored:
-        text = (
-            "storage %s has %d bytes, %d times what its tensors use (%d): a slice, saved with all its batch"
-        )
+        text = "storage %s has %d bytes, %d times what its tensors use (%d): a slice, saved with all its batch"
         report.note("oversized-storage", text % (key, stored, stored // used, used), WARNING)

@@ -30,16 +30,12 @@ def leaves(root: Any, report: Report) -> Iterator[Tuple[str, Any]]:
         below = _children(key, node)
         visits += 1 + len(below)
         if visits > MAX_VISITS:
-            report.note(
-                "too-large", "it holds more than %d values; the rest is not listed" % MAX_VISITS, ERROR
-            )
+            report.note("too-large", "it holds more than %d values; the rest is not listed" % MAX_VISITS, ERROR)
             return
         if isinstance(node, (Tensor, Opaque)) or not below:
             yield key, node
         if below and depth >= MAX_DEPTH:
-            report.note(
-                "too-deep", "it is nested deeper than %d, or holds itself; cut there" % MAX_DEPTH, ERROR
-            )
+            report.note("too-deep", "it is nested deeper than %d, or holds itself; cut there" % MAX_DEPTH, ERROR)
             continue
         todo.extend((name, child, depth + 1) for name, child in reversed(below))
 
@@ -56,11 +52,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, bytes):
         return "%d bytes" % len(value)
     if isinstance(value, (list, tuple)):
-        return (
-            "%s of %d values" % (type(value).__name__, len(value))
-            if value
-            else "empty %s" % type(value).__name__
-        )
+        return "%s of %d values" % (type(value).__name__, len(value)) if value else "empty %s" % type(value).__name__
     if isinstance(value, Mapping):
         return "empty %s" % value.kind
     if isinstance(value, Opaque):
@@ -90,9 +82,7 @@ def _children(key: str, node: Any) -> List[Tuple[str, Any]]:
     if isinstance(node, Tensor):
         return [(_cut(key + ".attributes"), child) for child in node.extra if _matters(child)]
     if isinstance(node, Opaque):
-        return [
-            (_cut("%s.part%d" % (key, n)), child) for n, child in enumerate(node.parts) if _matters(child)
-        ]
+        return [(_cut("%s.part%d" % (key, n)), child) for n, child in enumerate(node.parts) if _matters(child)]
     return []
 
 
@@ -122,11 +112,7 @@ def _brief(name: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
-    return (
-        text_of(value)
-        if type(value) in _PLAIN or isinstance(value, Global)
-        else "<%s>" % type(value).__name__
-    )
+    return text_of(value) if type(value) in _PLAIN or isinstance(value, Global) else "<%s>" % type(value).__name__
 
 
 def _quoted(text: str) -> str:
