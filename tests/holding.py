@@ -11,7 +11,6 @@ import argparse
 import ctypes
 import fcntl
 import json
-import mmap
 import os
 import select
 import signal
@@ -48,25 +47,23 @@ class Holder:
             os.close(fd)
         self.process.kill()
         self.process.wait()
-        if self.process.stdout:
-            self.process.stdout.close()
+        for file in (self.process.stdin, self.process.stdout):
+            if file:
+                file.close()
 
 
-def start(root: str, *, gpus: str = "0", mode: str = "", used_mib: int = 1000, argv0: str = "", **more: Any) -> Holder:
+def start(root: str, *, gpus: str = "0", mode: str = "", used_mib: int = 1000, **more: Any) -> Holder:
     """Start a holder and wait until it holds. `mode` is one of the functions below, `more` its options."""
     words = [sys.executable, "-I", "-S", os.path.abspath(__file__), "--root", root, "--gpus", gpus, "--mode", mode]
     words += ["--used-mib", str(used_mib)]
-    executable = more.pop("executable", None)
-    start_new_session = more.pop("new_session", True)
     for name, value in more.items():
         words += ["--" + name.replace("_", "-"), str(value)]
-    if argv0:
-        executable, words[0] = executable or sys.executable, argv0
-    process = subprocess.Popen(words, executable=executable, stdout=subprocess.PIPE,
-                               start_new_session=start_new_session)  # fmt: skip
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert line, f"the holder ended at once: {words}"
+    if not line:
+        process.stdout.close()
+        raise AssertionError(f"the holder ended at once, status {process.wait()}")
     return Holder(process, json.loads(line))
 
 
@@ -132,6 +129,7 @@ def main() -> None:
     parser.add_argument("--uid", type=int, default=0)
     parser.add_argument("--exit-s", type=float, default=1.0)
     parser.add_argument("--comm", default="")
+    parser.add_argument("--title", default="", help="words that only stand on the command line")
     options = parser.parse_args()
     gpus = [int(part) for part in options.gpus.split(",") if part]
     Modes(options, gpus).run()
@@ -168,8 +166,15 @@ class Modes:
         self.plain()
 
     def slow_exit(self) -> None:
-        """Take a while to end after SIGTERM."""
-        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(self.options.exit_s), os._exit(0)))
+        """Take a while to end after SIGTERM, and say meanwhile that it is on its way out."""
+
+        def leave(*_: Any) -> None:
+            with open(os.path.join(self.options.root, "exiting"), "w", encoding="ascii") as file:
+                file.write(str(os.getpid()))
+            time.sleep(self.options.exit_s)
+            os._exit(0)
+
+        signal.signal(signal.SIGTERM, leave)
         self.plain()
 
     def stopped(self) -> None:
@@ -195,15 +200,18 @@ class Modes:
     def mapped(self) -> None:
         """Keep a mapping and close the file."""
         self._hold(0)
+        libc = ctypes.CDLL(None, use_errno=True)  # Python's own mmap would keep a copy of the file open
+        libc.mmap.restype = ctypes.c_void_p
         for gpu in self.gpus:
             fd = os.open(device(self.options.root, gpu), os.O_RDWR)
-            self.kept = mmap.mmap(fd, 4096)
+            shared, readable = 1, 1
+            assert libc.mmap(None, ctypes.c_size_t(4096), readable, shared, fd, ctypes.c_long(0))
             os.close(fd)
         ready(os.getpid())
 
     def with_child(self) -> None:
         """Start a child that holds nothing itself."""
-        pid = child(lambda: os.closerange(3, 1000))
+        pid = child(lambda: None)
         self._hold()
         ready(os.getpid(), pid)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from backend.agent.seam import ContextList, DeviceTable, Driver, Machine
-from backend.wire import MIB, NOT_SUPPORTED, SLOW, GpuFacts, Inventory, Reading, failed
+from backend.wire import NOT_SUPPORTED, SLOW, GpuFacts, Inventory, Reading, failed
 from tests import holding
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class FileDevices(DeviceTable):
 class ClaimDriver(Driver):
     """Reads claims and a script of faults from files, so that the test can change them while the driver's child runs.
 
-    settings.json: {gpus, idle_bytes: {index: n}, hang: [index], readings: {index: {name: value}}, lost: [index]}
+    settings.json: {gpus, idle_bytes: {index: n}, hang: [index], blocks_at_exit: bool, readings: {index: {name: value}}, lost: [index]}
     """
 
     def __init__(self, root: str) -> None:
@@ -57,6 +58,8 @@ class ClaimDriver(Driver):
         while index in settings.get("hang", []):
             time.sleep(0.05)
             settings = self._settings()
+        while settings.get("blocks_at_exit") and self._somebody_exits():
+            time.sleep(0.02)
         if index in settings.get("lost", []):
             return failed("GPU is lost (NVML 15)"), ContextList(problem="GPU is lost (NVML 15)")
         used, contexts = settings.get("idle_bytes", {}).get(str(index), 0), ContextList()
@@ -67,6 +70,13 @@ class ClaimDriver(Driver):
                     used += claim["used_bytes"]
                     contexts.processes.append((claim["pid"], Reading(claim["used_bytes"]), "compute"))
         return Reading(used), contexts
+
+    def _somebody_exits(self) -> bool:
+        try:
+            with open(os.path.join(self._root, "exiting"), encoding="ascii") as file:
+                return os.path.exists(f"/proc/{file.read() or 0}/exe")  # a zombie's link cannot be followed
+        except FileNotFoundError:
+            return False
 
     def _claim(self, path: str) -> dict[str, Any] | None:
         """Return a claim that is held, or was released less than its time ago; wait for it where it blocks."""
@@ -101,6 +111,12 @@ class ClaimDriver(Driver):
         return NOT_SUPPORTED if value == "unsupported" else Reading(value)
 
 
+def machine(root: str) -> Machine:
+    """Return the bench's machine, whose agent is this module."""
+    relaunch = [sys.executable, "-m", "tests.resetting", root]
+    return Machine(lambda: ClaimDriver(root), lambda: FileDevices(root), relaunch)
+
+
 class Bench:
     """A host with GPUs, and the holders on it, which are ended with it."""
 
@@ -109,12 +125,12 @@ class Bench:
         for name in ("claims", "released", "run"):
             os.makedirs(os.path.join(self.root, name))
         for index in range(gpus):
-            open(holding.device(self.root, index), "wb").write(b"\0" * 4096)
+            with open(holding.device(self.root, index), "wb") as file:
+                file.truncate(4096)
         self.settings: dict[str, Any] = {"gpus": gpus}
         self.set()
         self.holders: list[holding.Holder] = []
-        relaunch = [sys.executable, "-m", "tests.resetting", self.root]
-        self.machine = Machine(lambda: ClaimDriver(self.root), lambda: FileDevices(self.root), relaunch)
+        self.machine = machine(self.root)
 
     def set(self, **settings: Any) -> None:
         """Change what the driver says from now on."""
@@ -130,6 +146,14 @@ class Bench:
         self.holders.append(holder)
         return holder
 
+    def spawn(self, words: list[str]) -> holding.Holder:
+        """Start another program that says the same line as a holder."""
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        holder = holding.Holder(process, json.loads(process.stdout.readline()))
+        self.holders.append(holder)
+        return holder
+
     def close(self) -> None:
         """End the holders."""
         for holder in self.holders:
@@ -140,12 +164,8 @@ def main() -> int:
     """Play a role of the agent on a bench that exists: python -m tests.resetting ROOT ROLE ..."""
     from backend.agent.main import serve
 
-    root, words = sys.argv[1], sys.argv[2:]
-    relaunch = [sys.executable, "-m", "tests.resetting", root]
-    return serve(Machine(lambda: ClaimDriver(root), lambda: FileDevices(root), relaunch), words)
+    return serve(machine(sys.argv[1]), sys.argv[2:])
 
 
 if __name__ == "__main__":
     sys.exit(main())
-
-__all__ = ["MIB", "Bench", "ClaimDriver", "FileDevices"]

@@ -15,6 +15,7 @@ import time
 from typing import Iterable, List, NamedTuple, Optional
 
 from backend.agent import procfs
+from backend.wire import printable
 
 NR_PIDFD_SEND_SIGNAL = 424
 NR_PIDFD_OPEN = 434
@@ -48,7 +49,7 @@ def pidfd_send(fd: int, number: int) -> None:
 
 
 class Identity(NamedTuple):
-    """What binds a process: all of it must agree. `exe` is empty where it may not be read."""
+    """What binds a process: all of it must agree. `exe` is safe to show, and empty where it may not be read."""
 
     pid: int
     start_ticks: int
@@ -59,7 +60,7 @@ class Identity(NamedTuple):
 
 def same(planned: Identity, found: Identity) -> bool:
     """Say whether two identities are of one process that runs the same program as the same user."""
-    return planned == found or planned._replace(inode=0) == found
+    return found == (planned if planned.inode else planned._replace(inode=found.inode))
 
 
 def identify(pid: int) -> Optional[Identity]:
@@ -91,7 +92,7 @@ class Bound:
             if error.errno in (errno.ESRCH, errno.EINVAL):  # EINVAL: the pid is a thread's, not a process's
                 return None
             raise
-        stat, uid, exe = procfs.stat(pid), procfs.uid(pid), procfs.exe(pid)
+        stat, uid, exe = procfs.stat(pid), procfs.uid(pid), printable(procfs.exe(pid))
         if stat is None or uid is None or _readable([fd], 0.0):
             os.close(fd)
             return None

@@ -23,7 +23,7 @@ from backend.wire import MIB, Reading, failed
 
 STABLE_S, SAMPLES = 1.0, 3
 SETTLED_S = 2.0
-"""How long a GPU that only spared processes hold is watched before it is called not clean."""
+"""How long a GPU that somebody who lives on holds is watched before it is called not clean."""
 
 FALLING_S = 5.0
 """While memory fell within so long, the deadline is not the end: only LONGEST_S is."""
@@ -89,7 +89,8 @@ def _memory_and_lists(state: GpuState, used: Reading, contexts: ContextList) -> 
 
 
 def _listed(pid: int, kind: str) -> str:
-    if procfs.stat(pid) is None:
+    stat = procfs.stat(pid)
+    if stat is None or stat.dead:
         return "the driver still names process %d, which is gone" % pid
     return "process %d (%s) has a %s context" % (pid, procfs.command(pid, 60), kind)
 
@@ -122,24 +123,43 @@ class Clearance:
     ended: str = ""  # clear, deadline, settled, unknown
 
 
+class MemoryCurve:
+    """What each GPU's memory did, as events of the journal; `fell_at` is when it last fell."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._used: Dict[int, float] = {}
+        self.fell_at = 0.0
+
+    def note(self, occupancy: Occupancy) -> None:
+        """Take in one reading; changes of a MiB and more become events."""
+        for index, (used, _) in occupancy.items():
+            value, before = used.number(), self._used.get(index)
+            if value is None or (before is not None and abs(value - before) < MIB):
+                continue
+            text = "GPU %d: %s in use" % (index, mib(value))
+            self._journal.write("memory", text, gpu=index, used_bytes=int(value))
+            if before is not None and value < before:
+                self.fell_at = time.monotonic()
+            self._used[index] = value
+
+
 class Clearing:
     """Polls until every GPU that answers is free and stays so, or until it is known that it will not be."""
 
-    def __init__(self, watch: Watch, devices: Callable[[], DeviceTable], journal: Journal) -> None:
-        self._watch, self._devices, self._journal = watch, devices, journal
+    def __init__(self, watch: Watch, devices: Callable[[], DeviceTable], curve: MemoryCurve) -> None:
+        self._watch, self._devices, self._curve = watch, devices, curve
         self._stored = baseline.load()
-        self._used: Dict[int, float] = {}
-        self._fell_at = 0.0
         self._looked_at = 0.0
         self._states: Dict[int, GpuState] = {}
 
-    def wait(self, since: float, deadline_s: float, living: Callable[[], List[int]], spared: Set[int]) -> Clearance:
+    def wait(self, since: float, deadline_s: float, living: Callable[[], List[int]]) -> Clearance:
         """Wait for the all-clear, counted from the last signal. `living` gives handles of victims not dead yet."""
         end, cap = since + deadline_s, since + max(deadline_s, LONGEST_S)
         clear_since, samples, settled_since = 0.0, 0, 0.0
         while True:
             began = time.monotonic()
-            occupancy = self._sample(living, cap)
+            occupancy = self._sample(living, end)
             quick = self._quick(occupancy) and not living()
             if quick or began - self._looked_at >= LOOK_EVERY_S or not self._states:
                 self._look(occupancy)
@@ -152,11 +172,11 @@ class Clearing:
             if not self._watch.indices:
                 self._look(occupancy)
                 return self._done("unknown", since)
-            explained = not clear and not living() and self._explained(spared)
+            explained = not clear and not living() and self._explained()
             settled_since = (settled_since or now) if explained else 0.0
             if settled_since and now - settled_since >= SETTLED_S:
                 return self._done("settled", since)
-            if not clear and ((now > end and now - self._fell_at > min(FALLING_S, deadline_s)) or now > cap):
+            if not clear and ((now > end and now - self._curve.fell_at > min(FALLING_S, deadline_s)) or now > cap):
                 self._look(occupancy)
                 return self._done("deadline", since)
             self._watch.step(began + self._pace(began - since, clear), living(), lambda: bool(living()))
@@ -170,19 +190,10 @@ class Clearing:
             return 0.1
         return 0.25 if elapsed_s < 10.0 or clear else 1.0
 
-    def _sample(self, living: Callable[[], List[int]], cap: float) -> Occupancy:
-        """Take one reading of every GPU that answers, however long the driver blocks behind a dying victim."""
-        occupancy = self._watch.occupancy(lambda: bool(living()) and time.monotonic() < cap)
-        now = time.monotonic()
-        for index, (used, _) in occupancy.items():
-            value, before = used.number(), self._used.get(index)
-            if value is None:
-                continue
-            if before is None or abs(value - before) >= MIB:
-                self._journal.write("memory", "GPU %d: %s in use" % (index, mib(value)), gpu=index, used_bytes=int(value))
-                if before is not None and value < before:
-                    self._fell_at = now
-                self._used[index] = value
+    def _sample(self, living: Callable[[], List[int]], end: float) -> Occupancy:
+        """Take one reading of every GPU that answers, until the deadline where the driver blocks behind a victim."""
+        occupancy = self._watch.occupancy(lambda: bool(living()) and time.monotonic() < end)
+        self._curve.note(occupancy)
         return occupancy
 
     def _quick(self, occupancy: Occupancy) -> bool:
@@ -201,7 +212,12 @@ class Clearing:
         whole = look(self._devices(), self._watch.inventory, occupancy)
         self._states = states(whole, self._watch.unknown, self._stored)
 
-    def _explained(self, spared: Set[int]) -> bool:
-        """Say whether every GPU that is not free is held by a process that the plan spared."""
+    def _explained(self) -> bool:
+        """Say whether every GPU that is not free is held by a process that lives on, so that waiting is in vain."""
         busy = [state for state in self._states.values() if state.why]
-        return bool(busy) and all(state.held_by & spared for state in busy)
+        return bool(busy) and all(any(_lives(pid) for pid in state.held_by | state.pids) for state in busy)
+
+
+def _lives(pid: int) -> bool:
+    stat = procfs.stat(pid)
+    return stat is not None and not stat.dead

@@ -12,22 +12,21 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
-
 from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 from backend.agent import ours, procfs
 from backend.agent.paths import state_dir
 from backend.agent.reset import health, verdict
-from backend.agent.reset.clearance import Clearance, Clearing, states
+from backend.agent.reset.clearance import Clearance, Clearing, MemoryCurve, states
 from backend.agent.reset.baseline import load as load_baseline
 from backend.agent.reset.ladder import Ladder, PlanChanged, describe_stuck, key
 from backend.agent.reset.look import Look, look
 from backend.agent.reset.plan import Runs, make_plan
 from backend.agent.reset.receipt import Journal, confirmed, store
-from backend.agent.reset.watch import Watch
+from backend.agent.reset.watch import Watch, nobody_exits
 from backend.agent.seam import Machine
-from backend.wire import UNKNOWN, GpuVerdict, Plan, Process, Receipt, Refused
+from backend.wire import GpuVerdict, Plan, Receipt, Refused
 
 VERIFY_S = 1.0
 """A verification does not wait for what is not free: only for it to stay free."""
@@ -59,10 +58,12 @@ def one_at_a_time(what: str) -> Iterator[None]:
 def main(machine: Machine, run_dir: str, options: Dict[str, Any]) -> int:
     """Run one reset. Returns 0 where the host is clean, 1 where it is not, 4 where it was refused.
 
+    It cannot be asked to stop: a kill that was begun ends with a verdict, within the hard limit of its waits.
+
     `options`: id, digest and plan (the file with the victims that were confirmed), other_users, accept_limited;
     grace_s and deadline_s replace what the plan says.
     """
-    for number in (signal.SIGHUP, signal.SIGPIPE, signal.SIGINT):
+    for number in (signal.SIGHUP, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     mark = ours.register("reset")
     try:
@@ -85,8 +86,10 @@ class Cycle:
         self._runs: Runs = RunStore(machine)
         self._journal = Journal(run_dir)
         self._watch = Watch(machine.driver)
+        self._curve = MemoryCurve(self._journal)
         self._receipt = new_receipt(machine, str(options.get("id") or os.path.basename(run_dir)), "reset")
         self._health: Dict[int, health.Readings] = {}
+        self._exiting: Callable[[], bool] = nobody_exits
 
     def run(self) -> int:
         """Do it all and return the exit status."""
@@ -105,7 +108,7 @@ class Cycle:
         seen, plan = self._look_again()
         receipt.plan, receipt.before = plan, self._before(seen)
         receipt.durations["scan"] = journal.now_s()
-        ladder = Ladder(self._watch, journal, self._look_again)
+        ladder = Ladder(self._watch, self._curve, journal, self._look_again)
         try:
             try:
                 self._agree(plan, seen)
@@ -117,7 +120,9 @@ class Cycle:
             ladder.close()
 
     def _look_again(self) -> Tuple[Look, Plan]:
-        seen = look(self._machine.devices(), self._watch.inventory, self._watch.occupancy())
+        occupancy = self._watch.occupancy(self._exiting)
+        self._curve.note(occupancy)
+        seen = look(self._machine.devices(), self._watch.inventory, occupancy)
         return seen, make_plan(seen, self._runs, bool(self._options.get("other_users")))
 
     def _before(self, seen: Look) -> List[GpuVerdict]:
@@ -152,15 +157,17 @@ class Cycle:
     def _carry_out(self, plan: Plan, ladder: Ladder) -> int:
         grace_s = float(self._options.get("grace_s") or plan.grace_s)
         deadline_s = float(self._options.get("deadline_s") or plan.deadline_s)
+        self._exiting = lambda: ladder.exiting() and time.monotonic() < ladder.last_signal_at + deadline_s
         if ladder.bound:
             self._journal.write("phase", "stopping %d processes, %.0f s of grace" % (len(ladder.bound), grace_s))
         else:
             self._journal.write("phase", "nobody to stop")
         self._receipt.durations.update(ladder.stop(grace_s, deadline_s))
         self._journal.write("phase", "waiting for every GPU to be free")
-        clearing = Clearing(self._watch, self._machine.devices, self._journal)
-        spared = {one.pid for one in plan.spared}
-        cleared = clearing.wait(ladder.last_signal_at, deadline_s, ladder.fds, spared)
+        clearing = Clearing(self._watch, self._machine.devices, self._curve)
+        cleared = clearing.wait(ladder.last_signal_at, deadline_s, ladder.fds)
+        while cleared.ended != "clear" and ladder.another_round(time.monotonic() + deadline_s):
+            cleared = clearing.wait(ladder.last_signal_at, deadline_s, ladder.fds)
         self._account(ladder, cleared)
         began = time.monotonic()
         after = health.read(self._watch)
@@ -241,8 +248,8 @@ def verify(machine: Machine, *, accept_limited: bool, receipt_id: str = "") -> R
         watch.open()
         about_driver(receipt, watch)
         nobody: Callable[[], List[int]] = list
-        clearing = Clearing(watch, machine.devices, journal)
-        cleared = clearing.wait(time.monotonic(), VERIFY_S, nobody, set())
+        clearing = Clearing(watch, machine.devices, MemoryCurve(journal))
+        cleared = clearing.wait(time.monotonic(), VERIFY_S, nobody)
         after = health.read(watch)
         receipt.after = [
             verdict.judge(state, {}, after.get(index, {})) for index, state in sorted(cleared.states.items())

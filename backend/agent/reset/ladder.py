@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Set, Tuple
 
 from backend.agent import procfs
 from backend.agent.pidfd import Bound, Identity, same
+from backend.agent.reset.clearance import MemoryCurve
 from backend.agent.reset.look import Look
 from backend.agent.reset.plan import ASK_FIRST
 from backend.agent.reset.receipt import Journal
@@ -27,6 +28,7 @@ RECORD_S = 2.0
 """How long a run's supervisor may take to record the end of its run, after that end and before it is killed."""
 
 Key = Tuple[int, int]
+LookAgain = Callable[[], Tuple[Look, Plan]]
 
 
 class PlanChanged(Exception):
@@ -41,8 +43,9 @@ def key(one: Process) -> Key:
 class Ladder:
     """One reset's processes: bound, asked, killed. `look_again` takes a fresh look and plans from it."""
 
-    def __init__(self, watch: Watch, journal: Journal, look_again: Callable[[], Tuple[Look, Plan]]) -> None:
-        self._watch, self._journal, self._look_again = watch, journal, look_again
+    def __init__(self, watch: Watch, curve: MemoryCurve, journal: Journal, look_again: LookAgain) -> None:
+        self._watch, self._curve, self._journal, self._look_again = watch, curve, journal, look_again
+        self._rounds = ROUNDS
         self.bound: Dict[Key, Bound] = {}
         self.victims: Dict[Key, Process] = {}
         self.signals: List[Dict[str, Any]] = []
@@ -93,9 +96,8 @@ class Ladder:
         self._kill(rest, asked + deadline_s)
         self._wait([key(one) for one in first], time.monotonic() + RECORD_S)
         self._kill(first, asked + deadline_s)
-        for _ in range(ROUNDS):
-            if not self._another_round(asked + deadline_s):
-                break
+        while self.another_round(asked + deadline_s):
+            continue
         return {"grace": round(asked - began, 3), "kill": round(time.monotonic() - asked, 3)}
 
     def _kill(self, which: List[Process], until: float) -> None:
@@ -105,8 +107,11 @@ class Ladder:
             self._send(one, signal.SIGKILL)
         self._wait([key(one) for one in left], until)
 
-    def _another_round(self, until: float) -> bool:
-        """Look for what the dead left: heirs of their memory and late children are killed, others are named."""
+    def another_round(self, until: float) -> bool:
+        """Look for what the dead left: heirs of their memory and late children are killed, others are named.
+
+        Returns whether anything was killed; never more than ROUNDS times.
+        """
         seen, plan = self._look_again()
         fresh = [one for one in plan.victims if key(one) not in self.victims]
         heirs = [one for one in fresh if self._related(one, seen)]
@@ -115,8 +120,9 @@ class Ladder:
                 self._told.add(key(one))
                 self.respawned.append(self._stranger(one))
                 self._journal.write("note", self.respawned[-1], pid=one.pid)
-        if not heirs:
+        if not heirs or not self._rounds:
             return False
+        self._rounds -= 1
         for one in heirs:
             self._journal.write("note", "left behind: process %d (%s)" % (one.pid, one.reason), pid=one.pid)
         try:
@@ -166,6 +172,7 @@ class Ladder:
             if not living or time.monotonic() >= until:
                 return
             if self._watch.idle:
+                self._curve.note(self._watch.latest("occupancy"))
                 self._watch.request("occupancy")
             self._watch.step(min(until, time.monotonic() + 0.1), [self.bound[one].fd for one in living], self.exiting)
 

@@ -16,11 +16,12 @@ from typing import Dict, List, Optional, Protocol, Set, Tuple
 
 from backend.agent import ours as registry
 from backend.agent import procfs
-from backend.agent.pidfd import identify
+from backend.agent.holders import PF_KTHREAD
+from backend.agent.pidfd import Identity, identify
 from backend.agent.reset import baseline
 from backend.agent.reset.look import Look, holds_context
 from backend.agent.reset.protect import protected
-from backend.wire import Plan, Process, Reading, Run, failed
+from backend.wire import Plan, Process, Reading, Refused, Run, failed, printable
 
 
 ASK, ASK_FIRST = "SIGTERM, then SIGKILL", "SIGTERM first of all, SIGKILL last of all"
@@ -77,7 +78,7 @@ class _Draft:
         if pid in self.ours and pid not in self.supervisors:
             return "eightzeros itself"
         stat = self.seen.family.stats.get(pid)
-        if pid == 1 or stat is None or stat.ppid == 2:
+        if pid == 1 or stat is None or stat.flags & PF_KTHREAD:
             return "the kernel's or init"
         uid = procfs.uid(pid)
         if uid != os.geteuid() and not self.other_users:
@@ -178,14 +179,14 @@ def digest(victims: List[Process]) -> str:
 def _describe(draft: _Draft, pid: int) -> Optional[Process]:
     """Read a process for the plan. A victim that cannot be bound is gone; a spared one need not be."""
     stat, victim = draft.seen.family.stats.get(pid), pid in draft.victims
-    identity = identify(pid) if victim else None
+    identity = _identify(pid) if victim else None
     if stat is None or (victim and (identity is None or identity.start_ticks != stat.start_ticks)):
         return None
     uid = identity.uid if identity else procfs.uid(pid)
     holding = draft.seen.scan.holdings.get(pid)
     return Process(
         pid=pid, start_ticks=stat.start_ticks, pidfd_inode=identity.inode if identity else 0, ppid=stat.ppid,
-        uid=-1 if uid is None else uid, user=procfs.user_name(uid), exe=identity.exe if identity else procfs.exe(pid),
+        uid=-1 if uid is None else uid, user=procfs.user_name(uid), exe=identity.exe if identity else printable(procfs.exe(pid)),
         command=procfs.command(pid), age_s=procfs.age_s(stat.start_ticks),
         gpus=draft.seen.gpus(holding) if holding else sorted(draft.seen.hidden.get(pid, {})),
         used_bytes=_used(draft.seen.named.get(pid) or draft.seen.hidden.get(pid) or {}),
@@ -193,6 +194,15 @@ def _describe(draft: _Draft, pid: int) -> Optional[Process]:
         reason=draft.victims[pid] if victim else draft.spared[pid],
         method=(ASK_FIRST if pid in draft.supervisors else ASK) if victim else "",
     )  # fmt: skip
+
+
+def _identify(pid: int) -> Optional[Identity]:
+    """Identify a victim. Raises Refused where this kernel cannot bind a process: then nothing is signalled at all."""
+    try:
+        return identify(pid)
+    except OSError as error:
+        text = "this kernel gives no handle on a process (pidfd_open: %s)" % (error.strerror or error)
+        raise Refused("no-pidfd", text, "Linux 5.3 or newer is needed; in a container, its seccomp profile must allow it") from None
 
 
 def _used(shares: Dict[int, Reading]) -> Reading:

@@ -17,6 +17,10 @@ from backend.agent.seam import Driver
 from backend.wire import Inventory
 
 
+RESTARTS = 3
+"""How often a child that ended by itself, or was killed, is started again before its GPU is given up."""
+
+
 def nobody_exits() -> bool:
     """Say that no victim is on its way out, so that a driver that does not answer hangs."""
     return False
@@ -33,6 +37,7 @@ class Watch:
         self.longest_block_s = 0.0
         self._opened = False
         self._exited_at = 0.0
+        self._restarts = 0
         self._child = self._start()
 
     def _start(self) -> DriverChild:
@@ -43,9 +48,12 @@ class Watch:
 
     def open(self, exiting: Callable[[], bool] = nobody_exits) -> Inventory:
         """Wait until the driver is open. Where it cannot be used, the inventory says why."""
+        self._settle(exiting)
+        return self.inventory
+
+    def _settle(self, exiting: Callable[[], bool]) -> None:
         while not self.idle:
             self.step(time.monotonic() + 0.5, [], exiting)
-        return self.inventory
 
     def close(self) -> None:
         """End the child; one that hangs is left to the kernel."""
@@ -69,11 +77,12 @@ class Watch:
 
     def read(self, kind: str, exiting: Callable[[], bool] = nobody_exits) -> Dict[int, Any]:
         """Ask and wait: what each GPU that answers said. GPUs that do not are in `unknown` afterwards."""
-        while not self.idle:
-            self.step(time.monotonic() + 0.5, [], exiting)
-        self.request(kind)
-        while not self.idle:
-            self.step(time.monotonic() + 0.5, [], exiting)
+        self._settle(exiting)
+        restarts = -1
+        while restarts != self._restarts and self.indices:  # a child that ended took the question with it
+            restarts = self._restarts
+            self.request(kind)
+            self._settle(exiting)
         return self.latest(kind)
 
     def latest(self, kind: str) -> Dict[int, Any]:
@@ -113,7 +122,9 @@ class Watch:
         now, waiting = time.monotonic(), self._child.waiting_for
         if exiting:
             self._exited_at = now
-        if self._child.ended:
+        if self._child.ended and self._restarts < RESTARTS:
+            self._again()  # somebody killed it: no fault of a GPU yet
+        elif self._child.ended:
             self._without(waiting[1] if waiting else OPEN, self._child.ended)
         elif waiting is not None:
             limit_s = FIRST_LIMIT_S if waiting[0] == "open" else self._limit_s
@@ -130,4 +141,10 @@ class Watch:
                 self.inventory = Inventory(problem=why)
             return
         self.unknown[index] = why
+        self._again()
+
+    def _again(self) -> None:
+        """Start the next child, without the GPUs that are given up."""
+        self._child.abandon()
+        self._restarts += 1
         self._child = self._start()
