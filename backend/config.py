@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import platformdirs
 from msgspec import Meta, Struct, field
+
+from backend.tomllines import line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+T = TypeVar("T", bound=Struct)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Names become folders and ids on the host, so they hold nothing that a shell or a path reads otherwise."""
@@ -89,7 +98,7 @@ class Console(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The whole file. `path` is where it was read from, empty where there is none."""
+    """The whole file. Hosts and stages keep the order in which it names them."""
 
     hosts: dict[str, Host] = {}
     stages: dict[str, Stage] = {}
@@ -109,99 +118,173 @@ def load(path: Path | None = None) -> Config:
     """
     chosen = path or default_path()
     try:
-        text = chosen.read_text("utf-8")
+        text = chosen.read_text("utf-8-sig")
     except FileNotFoundError:
         if path is None:
             return Config(hosts={"local": Host()})
-        raise ConfigError(f"{chosen}: no such file; `eightzeros config path` prints where it is looked for") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{chosen}: {error}") from None
+        raise ConfigError(
+            f"{chosen}: no such file; `eightzeros config path` prints where it is looked for"
+        ) from None
+    except UnicodeDecodeError as error:
+        line = chosen.read_bytes().count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{chosen}:{line}: not UTF-8; save the file as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{chosen}: {error.strerror}") from None
     return parse(text, str(chosen))
 
 
 def parse(text: str, source: str) -> Config:
     """Check the text of a configuration file; `source` names it in errors."""
+    text = text.replace("\r\n", "\n")
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source}: not TOML: {error}") from None
-    try:
-        config = msgspec.convert(data, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), text, source)) from None
-    _check(config, text, source)
-    return config if config.hosts else msgspec.structs.replace(config, hosts={"local": Host()})
+        said, _, at = str(error).partition(" (at line ")
+        line = at.partition(",")[0] if at else str(text.rstrip("\n").count("\n") + 1)
+        raise ConfigError(f"{source}:{line}: not TOML: {said.removesuffix(' (at end of document)')}") from None
+    return _Reader(text, source).read(data)
 
 
-def _check(config: Config, text: str, source: str) -> None:
-    for table, names in (("hosts", config.hosts), ("stages", config.stages)):
-        for name in names:
+class _Reader:
+    """Turns the data of one file into a Config, table by table, so that each error knows its keys."""
+
+    def __init__(self, text: str, source: str) -> None:
+        self._text, self._source = text, source
+
+    def read(self, data: dict[str, Any]) -> Config:
+        """Return the configuration, or raise ConfigError for the first thing that is wrong."""
+        for key in data:
+            if key not in Config.__struct_fields__:
+                raise self._unknown([key], Config)
+        config = Config(
+            hosts=self._tables(data, "hosts", Host),
+            stages=self._tables(data, "stages", Stage),
+            thresholds=self._convert(data.get("thresholds", {}), Thresholds, ["thresholds"]),
+            console=self._convert(data.get("console", {}), Console, ["console"]),
+        )
+        for name, host in config.hosts.items():
+            self._check_host(host, ["hosts", name])
+        for name, stage in config.stages.items():
+            self._check_stage(stage, config, ["stages", name])
+        limits = config.thresholds
+        if limits.temperature_warn_c >= limits.temperature_bad_c:
+            low, high = limits.temperature_warn_c, limits.temperature_bad_c
+            said = f"{low:g} is not below temperature_bad_c, which is {high:g}"
+            raise self._error(["thresholds", "temperature_warn_c"], said)
+        return config if config.hosts else msgspec.structs.replace(config, hosts={"local": Host()})
+
+    def _tables(self, data: dict[str, Any], key: str, kind: type[T]) -> dict[str, T]:
+        tables = data.get(key, {})
+        if not isinstance(tables, dict):
+            raise self._error([key], f"write one table a name: [{key}.NAME]")
+        for name in tables:
             if not NAME.fullmatch(name):
-                raise ConfigError(
-                    f"{_at(text, [table, name], source)}: `{name}` is no name: letters, digits, '.', '_', '-', up to 64"
-                )
-    for name, stage in config.stages.items():
-        where = ["stages", name]
-        if stage.kind == "command" and not stage.command:
-            raise ConfigError(f"{_at(text, where, source)}: [stages.{name}] needs `command`, or kind = \"extract\"")
-        if stage.kind == "extract" and not (stage.corpus and stage.out):
-            raise ConfigError(f"{_at(text, where, source)}: [stages.{name}] needs `corpus` and `out`")
-        for host in stage.hosts:
+                raise self._error([key, name], "this is no name: letters, digits, `.`, `_`, `-`, up to 64 of them")
+        return {name: self._convert(table, kind, [key, name]) for name, table in tables.items()}
+
+    def _convert(self, table: Any, kind: type[T], where: Sequence[str | int]) -> T:
+        if not isinstance(table, dict):
+            raise self._error(where, f"expected a table, [{'.'.join(map(str, where))}], got {_kind(table)}")
+        for key, value in table.items():
+            if key not in kind.__struct_fields__:
+                raise self._unknown([*where, key], kind)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise self._error([*where, key], f"expected a finite number, got {value}")
+        try:
+            return msgspec.convert(table, kind)
+        except msgspec.ValidationError as error:
+            said, _, at = str(error).partition(" - at `$")
+            steps = _steps(at.rstrip("`"), table)
+            raise self._error([*where, *steps], _plainly(said) + _choices(said, kind, steps)) from None
+
+    def _check_host(self, host: Host, where: list[str]) -> None:
+        if not host.address or host.address.startswith("-") or re.search(r"[\s\x00-\x1f]", host.address):
+            said = f"`{host.address}` is no address: what `ssh` would be given, or \"{LOCAL}\" for this machine"
+            raise self._error([*where, "address"], said)
+        if not host.python.strip():
+            raise self._error([*where, "python"], "this is empty; leave it out for python3")
+        for number, root in enumerate(host.roots):
+            if not root.startswith(("/", "~")):
+                raise self._error([*where, "roots", number], f"`{root}` must begin with `/` or `~`")
+        for key in ("user", "port", "identity_file"):
+            if host.local and getattr(host, key) is not None:
+                said = "there is no SSH to this machine; set `address`, or leave this out"
+                raise self._error([*where, key], said)
+
+    def _check_stage(self, stage: Stage, config: Config, where: list[str]) -> None:
+        if stage.kind == "command":
+            if not stage.command:
+                raise self._error(where, "this stage needs `command`, or kind = \"extract\"")
+            for key in ("corpus", "limit"):
+                if getattr(stage, key):
+                    raise self._error([*where, key], "only a stage of kind = \"extract\" has this")
+        elif stage.command:
+            raise self._error([*where, "command"], "a stage of kind = \"extract\" brings its own; leave this out")
+        else:
+            for key in ("corpus", "out"):
+                if not getattr(stage, key):
+                    raise self._error(where, f"a stage of kind = \"extract\" needs `{key}`")
+        for name in stage.env:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                raise self._error([*where, "env", name], "this is no name of an environment variable")
+        for number, host in enumerate(stage.hosts):
             if host not in config.hosts:
                 known = ", ".join(config.hosts) or "none"
-                raise ConfigError(
-                    f"{_at(text, [*where, 'hosts'], source)}: `{host}` is no host of this file; hosts: {known}"
+                raise self._error(
+                    [*where, "hosts", number], f"`{host}` is no host of this file; hosts: {known}"
                 )
 
+    def _unknown(self, keys: Sequence[str | int], kind: type[Struct]) -> ConfigError:
+        names = kind.__struct_fields__
+        close = difflib.get_close_matches(str(keys[-1]), names, n=1)
+        meant = f"did you mean `{close[0]}`?" if close else f"keys here: {', '.join(names)}"
+        return self._error(keys, f"unknown key; {meant}")
 
-def _explain(message: str, text: str, source: str) -> str:
-    """Turn msgspec's message, which ends in a path such as `$.hosts[...].port`, into ours."""
-    said, _, at = message.partition(" - at `")
-    keys = _keys(at.rstrip("`"), said, text)
-    unknown = re.search(r"unknown field `([^`]+)`", said)
-    if unknown:
-        keys.append(unknown.group(1))
-        said = f"unknown key `{unknown.group(1)}`; see docs/configuration.md for the keys there are"
-        return f"{_at(text, keys, source)}: {'.'.join(keys[:-1]) or 'top level'}: {said}"
-    return f"{_at(text, keys, source)}: {'.'.join(keys) or 'top level'}: {said}"
-
-
-def _keys(path: str, said: str, text: str) -> list[str]:
-    """Read msgspec's path. It writes `[...]` for a key of a table, so the table's name is found by trying each."""
-    keys = re.findall(r"[A-Za-z_][A-Za-z0-9_-]*|\[\.\.\.\]|\[\d+\]", path.removeprefix("$"))
-    if "[...]" not in keys or keys[0] not in ("hosts", "stages"):
-        return [key for key in keys if not key.startswith("[")]
-    kind = {"hosts": Host, "stages": Stage}[keys[0]]
-    for name, table in tomllib.loads(text).get(keys[0], {}).items():
-        try:
-            msgspec.convert({keys[0]: {name: table}}, Config)
-        except msgspec.ValidationError as error:
-            if str(error).partition(" - at `")[0] == said:
-                return [keys[0], name, *(key for key in keys[2:] if not key.startswith("[") and hasattr(kind, key))]
-    return [keys[0]]
+    def _error(self, keys: Sequence[str | int], said: str) -> ConfigError:
+        name = ""
+        for key in keys:
+            name += f"[{key}]" if isinstance(key, int) else f".{key}" if NAME.fullmatch(key) else f'."{key}"'
+        return ConfigError(f"{self._source}:{line_of(self._text, keys)}: {name.removeprefix('.')}: {said}")
 
 
-def _at(text: str, keys: list[str], source: str) -> str:
-    """Name the line of a key: its own, or its table's where it stands in an inline table or is missing."""
-    best, table = 1, []  # type: tuple[int, list[str]]
-    depth = 0
-    for number, line in enumerate(text.split("\n"), 1):
-        header = re.match(r"\s*\[\[?([^\[\]]+)\]\]?\s*(#.*)?$", line)
-        if header:
-            table = _dotted(header.group(1))
-        else:
-            assignment = re.match(r"\s*((?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*[^=\s]+)*)\s*=", line)
-            if not assignment:
-                continue
-        path = table if header else table + _dotted(assignment.group(1))  # type: ignore[union-attr]
-        shared = next((i for i, (a, b) in enumerate(zip(path, keys, strict=False)) if a != b), min(len(path), len(keys)))
-        if shared == len(path) and shared > depth:
-            best, depth = number, shared
-    return f"{source}:{best}"
+def _steps(path: str, table: dict[str, Any]) -> list[str | int]:
+    """Read the rest of msgspec's path, `.env[...]` or `.roots[0]`. It does not say which key `[...]` is."""
+    steps: list[str | int] = []
+    value: Any = table
+    for name, index in re.findall(r"\.([A-Za-z_]\w*)|\[(\d+|\.\.\.)\]", path):
+        step: str | int = name or (int(index) if index.isdigit() else _odd_one(value))
+        steps.append(step)
+        value = value[step] if name or not index.isdigit() else value[int(index)]
+    return steps
 
 
-def _dotted(text: str) -> list[str]:
-    return [part.strip().strip("\"'") for part in text.split(".")]
+def _odd_one(table: Any) -> str:
+    """Find the key whose value is no text: tables with free keys hold texts only."""
+    return next((key for key, value in table.items() if not isinstance(value, str)), "")
+
+
+def _plainly(said: str) -> str:
+    """Say what msgspec says without its type notation."""
+    said = said.replace(" | null", "").replace("`", "").replace("enum value", "word")
+    for theirs, ours in (("str", "text"), ("int", "a whole number"), ("float", "a number"), ("bool", "true or false"),
+                         ("array", "a list"), ("object", "a table")):  # fmt: skip
+        said = re.sub(rf"\b{theirs}\b", ours, said)
+    return said[:1].lower() + said[1:]
+
+
+def _choices(said: str, kind: type[Struct], steps: list[str | int]) -> str:
+    """List the words that a key takes, where it got another one."""
+    if not said.startswith("Invalid enum value") or not steps:
+        return ""
+    hint = get_type_hints(kind)[str(steps[0])]
+    words = get_args(hint) if get_origin(hint) is Literal else get_args(get_args(hint)[0])
+    return f"; it takes {', '.join(words)}"
+
+
+def _kind(value: Any) -> str:
+    return {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list"}.get(
+        type(value), type(value).__name__
+    )
 
 
 def as_dict(config: Config) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Link:
     ) -> None:  # fmt: skip
         self.name, self.host, self.status = name, host, LinkStatus(LinkState.IDLE)
         self._archive, self._on_message, self._on_status = archive, on_message, on_status
-        self._known_hosts = known_hosts or own_known_hosts()
+        self._known_hosts = (known_hosts or own_known_hosts()).expanduser()
         self._handshakes = handshakes or Handshakes()
         self._channel: Channel | None = None
         self._replies: dict[int, asyncio.Future[Any]] = {}
