@@ -102,8 +102,11 @@ def demo(context: click.Context, headless: bool, samples: int, keep: Path | None
     need_terminal()
     from tui.app import run
 
-    with virtual.fleet(samples, keep) as fleet:
-        run(fleet)
+    try:
+        with virtual.fleet(samples, keep) as fleet:
+            run(fleet)
+    except FileExistsError as error:
+        raise Stop(str(error), USAGE) from None
     context.exit(OK)
 
 

@@ -52,6 +52,11 @@ def end(processes: Iterable[tuple[int, int]], patience_s: float = 0.0) -> list[i
             os.close(handle)
 
 
+def lives(pid: int, start_ticks: int) -> bool:
+    """Say whether the process that started then still runs."""
+    return procfs.alive(pid, start_ticks)
+
+
 def kill(pid: int, start_ticks: int) -> bool:
     """Kill one process if it is still the one that started then; say whether it was."""
     handle = _bind(pid, start_ticks)

@@ -87,9 +87,7 @@ class VirtualDriver(Driver):
         except OSError as error:
             return {}, ContextList(problem=str(error))
         busy, power = _utilisation(claims, now), _power_w(claims, now)
-        clocked = any(
-            claim.released_at_s is None or now < claim.released_at_s + CLOCK_LAG_S for claim in claims
-        )
+        clocked = any(claim.released_at_s is None or now < claim.released_at_s + CLOCK_LAG_S for claim in claims)
         reasons = 0 if clocked and busy else IDLE_REASON
         values = {
             "memory_used_bytes": sum(_held(claim, now) for claim in claims),

@@ -73,22 +73,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="holder", description="Hold virtual GPUs.")
     parser.add_argument("--root", required=True, help="folder of the virtual host")
     parser.add_argument("--gpus", default="", help="which GPUs, such as 0-7; none by default")
-    parser.add_argument(
-        "--per-gpu", action="store_true", help="a process (rank) for each GPU, under one parent"
-    )
+    parser.add_argument("--per-gpu", action="store_true", help="a process (rank) for each GPU, under one parent")
     parser.add_argument("--monitor", action="store_true", help="open the device files and claim nothing")
     parser.add_argument("--gib", default="80", help="device memory for each GPU, or a span such as 60-110")
-    parser.add_argument(
-        "--pinned-gib", type=float, default=0.0, help="pinned host memory to declare for each GPU"
-    )
+    parser.add_argument("--pinned-gib", type=float, default=0.0, help="pinned host memory to declare for each GPU")
     parser.add_argument("--load", type=float, default=0.0, help="how busy to keep each GPU, from 0 to 1")
     parser.add_argument("--period-s", type=float, default=20.0, help="over how long the load sways")
     parser.add_argument("--release-ms", default="80-250", help="how long the memory takes to go, or a span")
     parser.add_argument("--ignore-term", default="", metavar="RANKS", help="ranks that ignore SIGTERM")
     parser.add_argument("--orphan", default="", metavar="RANKS", help="ranks that leave parent and session")
-    parser.add_argument(
-        "--heir", default="", metavar="RANKS", help="ranks whose forked child shares what they hold"
-    )
+    parser.add_argument("--heir", default="", metavar="RANKS", help="ranks whose forked child shares what they hold")
     parser.add_argument("--title", default="", help="rename each rank; {rank} stands for its number")
     parser.add_argument("--parent-title", default="", help="rename the parent of the ranks")
     parser.add_argument("--role", default="serving", help="what the cast calls it")

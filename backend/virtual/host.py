@@ -137,8 +137,7 @@ class VirtualHost:
             identity_file=str(self._server.keys.client),
             python=sys.executable,
             roots=[str(self.data)],
-            accept_limited=os.geteuid()
-            != 0,  # the files of other users cannot be looked into, as on a real host
+            accept_limited=os.geteuid() != 0,  # the files of other users cannot be looked into, as on a real host
         )
         serve = Stage(
             hosts=[NAME],
