@@ -1,8 +1,8 @@
 """Real processes that hold GPU device files in every awkward way, started and ended by the tests.
 
-Run as a program it is the holder. It opens the device files as often as a CUDA context does on an H200 (20 times), or
-a monitor (3 times), and keeps a locked claim file for the memory: its forked children share the lock, so the memory
-stays until the last of them is gone, as it does under the real driver.
+Run as a program it is the holder. It opens the device files as often as a CUDA context does on an H200 (20
+times), or a monitor (3 times), and keeps a locked claim file for the memory: its forked children share the
+lock, so the memory stays until the last of them is gone, as it does under the real driver.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional
+from collections.abc import Callable
+from typing import Any
 
 CONTEXT_OPENS = 20
 MONITOR_OPENS = 3
@@ -27,10 +28,10 @@ MIB = 1 << 20
 class Holder:
     """One started holder. `pid` holds the GPU; `pids` are all that it started."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", said: Dict[str, Any]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], said: dict[str, Any]) -> None:
         self.process, self.said = process, said
         self.pid: int = said["pid"]
-        self.pids: List[int] = said["pids"]
+        self.pids: list[int] = said["pids"]
         self._fds = [os.pidfd_open(pid) for pid in self.pids]
 
     def alive(self, number: int = 0) -> bool:
@@ -69,10 +70,10 @@ def start(root: str, *, gpus: str = "0", mode: str = "", used_mib: int = 1000, *
 
 def device(root: str, gpu: int) -> str:
     """Return a GPU's device file."""
-    return os.path.join(root, "nvidia%d" % gpu)
+    return os.path.join(root, f"nvidia{gpu}")
 
 
-def hold(root: str, gpus: List[int], used_mib: int, opens: int, options: Any) -> List[int]:
+def hold(root: str, gpus: list[int], used_mib: int, opens: int, options: Any) -> list[int]:
     """Open the device files, and lock a claim for each GPU's memory; without memory it is a monitor."""
     files = []
     for gpu in gpus:
@@ -80,7 +81,7 @@ def hold(root: str, gpus: List[int], used_mib: int, opens: int, options: Any) ->
         if used_mib:
             claim = {"pid": options.named or os.getpid(), "used_bytes": used_mib * MIB, "release_s": options.release_s,
                      "blocks": options.blocks}  # fmt: skip
-            path = os.path.join(root, "claims", "%d.%d" % (gpu, os.getpid()))
+            path = os.path.join(root, "claims", f"{gpu}.{os.getpid()}")
             fd = os.open(path + ".new", os.O_RDWR | os.O_CREAT, 0o666)
             os.write(fd, json.dumps(claim).encode())
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -138,9 +139,9 @@ def main() -> None:
 class Modes:
     """The ways to hold."""
 
-    def __init__(self, options: Any, gpus: List[int]) -> None:
+    def __init__(self, options: Any, gpus: list[int]) -> None:
         self.options, self.gpus = options, gpus
-        self.files: List[int] = []
+        self.files: list[int] = []
 
     def run(self) -> None:
         """Hold in the way that was asked for, and sleep."""
@@ -228,14 +229,16 @@ class Modes:
         os._exit(0)
 
     def heir(self) -> None:
-        """Fork a child that shares the files, in a session of its own, and end: the driver goes on naming us."""
+        """Fork a child that shares the files, in a session of its own, and end: the driver goes on naming
+        us."""
         self._hold()
         pid = child(os.setsid)
         ready(pid, os.getpid())
         os._exit(0)
 
     def fork_at_term(self) -> None:
-        """Leave a child with the files behind at SIGTERM, in a session of its own and under another parent."""
+        """Leave a child with the files behind at SIGTERM, in a session of its own and under another
+        parent."""
 
         def leave(*_: Any) -> None:
             if os.fork() == 0:
@@ -251,7 +254,7 @@ class Modes:
         """Start a holder, and another whenever it ends. The parent holds nothing."""
         words = [sys.executable, "-I", "-S", __file__, "--root", self.options.root, "--gpus", self.options.gpus]
         words += ["--used-mib", str(self.options.used_mib)]
-        first: Optional[int] = None
+        first: int | None = None
         while True:
             process = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
             assert process.stdout is not None

@@ -1,4 +1,5 @@
-"""A machine for reset tests: plain files stand for devices, locked claims of real processes for their memory."""
+"""A machine for reset tests: plain files stand for devices, locked claims of real processes for their
+memory."""
 
 from __future__ import annotations
 
@@ -37,9 +38,11 @@ class FileDevices(DeviceTable):
 
 
 class ClaimDriver(Driver):
-    """Reads claims and a script of faults from files, so that the test can change them while the driver's child runs.
+    """Reads claims and a script of faults from files, so that the test can change them while the driver's
+    child runs.
 
-    settings.json: {gpus, idle_bytes: {index: n}, hang: [index], blocks_at_exit: bool, readings: {index: {name: value}}, lost: [index]}
+    settings.json: {gpus, idle_bytes: {index: n}, hang: [index], blocks_at_exit: bool, readings: {index:
+    {name: value}}, lost: [index]}
     """
 
     def __init__(self, root: str) -> None:
@@ -79,7 +82,8 @@ class ClaimDriver(Driver):
             return False
 
     def _claim(self, path: str) -> dict[str, Any] | None:
-        """Return a claim that is held, or was released less than its time ago; wait for it where it blocks."""
+        """Return a claim that is held, or was released less than its time ago; wait for it where it
+        blocks."""
         with open(path, encoding="utf-8") as file:
             claim: dict[str, Any] = json.load(file)
             while True:

@@ -1,8 +1,8 @@
 """Who has a GPU's device files open or mapped: every process, by device number and never by name.
 
-Each thread may have files of its own, and a zombie leader shows none though a live thread of it holds them; a mapping
-outlives its closed file and stands only in maps (facts: reset, section 3). A file in flight over a socket is seen
-nowhere: memory that stays then has no holder, and the verdict has to say so.
+Each thread may have files of its own, and a zombie leader shows none though a live thread of it holds them; a
+mapping outlives its closed file and stands only in maps (facts: reset, section 3). A file in flight over a
+socket is seen nowhere: memory that stays then has no holder, and the verdict has to say so.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def scan(table: DeviceTable) -> Scan:
 
 
 def _note_unreadable(pid: int, found: Scan) -> None:
-    """Note a process that may not be looked into. Kernel threads, plain zombies and the host's init hold no files."""
+    """Note a process that may not be looked into. Kernel threads, plain zombies and the host's init hold no
+    files."""
     stat = procfs.stat(pid)
     if pid == 1 and _initial_namespace():
         return
@@ -99,7 +100,8 @@ def _note_unreadable(pid: int, found: Scan) -> None:
 
 
 def _initial_namespace() -> bool:
-    """Say whether pid 1 is the host's init; in a container it is the workload. The kernel fixes this inode number."""
+    """Say whether pid 1 is the host's init; in a container it is the workload. The kernel fixes this inode
+    number."""
     try:
         return os.readlink("/proc/self/ns/pid") == "pid:[4026531836]"
     except OSError:
@@ -145,8 +147,9 @@ class _Reader:
     def _thread(self, folder: str, holding: Holding, seen: Set[Tuple[str, str]]) -> bool:
         """Read one thread's table. Returns whether it had any file: one that has exited shows none.
 
-        `seen` keeps (number, target), so that a table read twice is counted once. Only files that could be devices
-        are asked for their numbers: that blocks on a filesystem which no longer answers; reading the link does not.
+        `seen` keeps (number, target), so that a table read twice is counted once. Only files that could be
+        devices are asked for their numbers: that blocks on a filesystem which no longer answers; reading the
+        link does not.
         """
         try:
             names = os.listdir(folder)
@@ -170,8 +173,7 @@ class _Reader:
 
     def _maps(self, pid: int, holding: Holding) -> None:
         try:
-            with open("/proc/%d/maps" % pid, "rb", buffering=0) as file:
-                raw = file.readall()
+            raw = _read_whole("/proc/%d/maps" % pid)
         except (FileNotFoundError, ProcessLookupError):
             return
         if not raw or (self._hints and not any(hint in raw for hint in self._hint_bytes)):
@@ -193,6 +195,19 @@ class _Reader:
         return self._mapped[line]
 
 
+def _read_whole(path: str) -> bytes:
+    """Read a file of /proc to its end. Half the cost of a file object, and this is done for every process."""
+    fd, parts = os.open(path, os.O_RDONLY | os.O_CLOEXEC), []
+    try:
+        while True:
+            part = os.read(fd, 1 << 16)
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+    finally:
+        os.close(fd)
+
+
 def _count(holding: Holding, counts: Dict[int, int], minors: Tuple[int, ...]) -> None:
     if not minors:
         holding.shared += 1
@@ -201,7 +216,8 @@ def _count(holding: Holding, counts: Dict[int, int], minors: Tuple[int, ...]) ->
 
 
 def _share_files(one: int, other: int) -> bool:
-    """Ask the kernel whether two threads have one table of files. Says no where it cannot tell: both are read."""
+    """Ask the kernel whether two threads have one table of files. Says no where it cannot tell: both are
+    read."""
     if NR_KCMP < 0:
         return False
     ctypes.set_errno(errno.ENOSYS)

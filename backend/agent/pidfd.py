@@ -1,7 +1,8 @@
 """A process held by a pidfd: a handle that never means another process, whatever happens to its pid.
 
-Python has calls for it from 3.9; the agent also runs on 3.8, so the system calls are made by number there. A pid and
-its start tick are no identity: 178 of 200 forced reuses of a pid got the same tick (facts: reset, section 3).
+Python has calls for it from 3.9; the agent also runs on 3.8, so the system calls are made by number there. A
+pid and its start tick are no identity: 178 of 200 forced reuses of a pid got the same tick (facts: reset,
+section 3).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def pidfd_send(fd: int, number: int) -> None:
 
 
 class Identity(NamedTuple):
-    """What binds a process: all of it must agree. `exe` is safe to show, and empty where it may not be read."""
+    """What binds a process: all of it must agree. `exe` is safe to show, and empty where it may not be
+    read."""
 
     pid: int
     start_ticks: int
@@ -73,7 +75,8 @@ def identify(pid: int) -> Optional[Identity]:
 
 
 class Bound:
-    """A process bound by its pidfd. Its identity was read while the handle was open and the process was there."""
+    """A process bound by its pidfd. Its identity was read while the handle was open and the process was
+    there."""
 
     def __init__(self, fd: int, identity: Identity) -> None:
         self.fd, self.identity = fd, identity
@@ -81,10 +84,11 @@ class Bound:
 
     @classmethod
     def open(cls, pid: int) -> Optional["Bound"]:
-        """Bind a process, or return None where it is gone or dead. Raises OSError where the kernel has no pidfd.
+        """Bind a process, or return None where it is gone or dead. Raises OSError where the kernel has no
+        pidfd.
 
-        The identity is read after the handle was opened, and the handle says afterwards that the process still
-        lives: so what was read cannot be of a later process under the same pid.
+        The identity is read after the handle was opened, and the handle says afterwards that the process
+        still lives: so what was read cannot be of a later process under the same pid.
         """
         try:
             fd = pidfd_open(pid)
@@ -107,7 +111,8 @@ class Bound:
         return 0
 
     def gone(self) -> bool:
-        """Say whether the whole thread group is dead: a zombie is, a zombie leader with a live thread is not."""
+        """Say whether the whole thread group is dead: a zombie is, a zombie leader with a live thread is
+        not."""
         return bool(_readable([self.fd], 0.0))
 
     def close(self) -> None:
@@ -124,7 +129,8 @@ class Bound:
 
 
 def send(pid: int, start_ticks: int, number: int) -> bool:
-    """Send a signal to the process that started at `start_ticks`, through a handle. Returns whether it was sent."""
+    """Send a signal to the process that started at `start_ticks`, through a handle. Returns whether it was
+    sent."""
     bound = Bound.open(pid)
     if bound is None:
         return False

@@ -1,7 +1,7 @@
 """What each GPU's memory reads when nobody uses it: recorded, never assumed.
 
-An idle GPU reads 0 on one driver and 3 or 450 MiB on the next, so "free" is a number of this GPU under this driver
-(facts: reset, section 2).
+An idle GPU reads 0 on one driver and 3 or 450 MiB on the next, so "free" is a number of this GPU under this
+driver (facts: reset, section 2).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SAMPLES = 5
 SPAN_S = 3.0
 LEAST_TOLERANCE_BYTES = 8 * MIB
 MOST_TOLERANCE_BYTES = 16 * MIB
-"""A bare context adds 22 MiB on an H200, so that a tolerance below it still notices one (facts: reset, section 2)."""
+"""A bare context adds 22 MiB on an H200, so that a tolerance below it still notices one (facts: reset,
+section 2)."""
 
 
 class Limit(NamedTuple):
@@ -44,7 +45,8 @@ def path() -> str:
 
 
 def load() -> Dict[str, Any]:
-    """Return what was recorded: {schema, recorded_at, gpus: {uuid: {...}}}. Raises Refused on a file of no use."""
+    """Return what was recorded: {schema, recorded_at, gpus: {uuid: {...}}}. Raises Refused on a file of no
+    use."""
     empty: Dict[str, Any] = {"schema": SCHEMA, "recorded_at": 0.0, "gpus": {}}
     try:
         stored = read_json(path())

@@ -1,7 +1,8 @@
 """Is every GPU free, and stays so? Polled quickly, then slower; it ends the moment the answer is known.
 
-Memory comes back before the process can be reaped, or after it, so both are required; and a GPU that reads free once
-is not free yet: it has to stay so for STABLE_S and at least SAMPLES readings (facts: reset, sections 2 and 4).
+Memory comes back before the process can be reaped, or after it, so both are required; and a GPU that reads
+free once is not free yet: it has to stay so for STABLE_S and at least SAMPLES readings (facts: reset,
+sections 2 and 4).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ LOOK_EVERY_S = 1.0
 
 @dataclass
 class GpuState:
-    """What one GPU is at a moment. `why` is empty where it is free; `unknown` says why that cannot be told."""
+    """What one GPU is at a moment. `why` is empty where it is free; `unknown` says why that cannot be
+    told."""
 
     index: int
     uuid: str
@@ -154,7 +156,8 @@ class Clearing:
         self._states: Dict[int, GpuState] = {}
 
     def wait(self, since: float, deadline_s: float, living: Callable[[], List[int]]) -> Clearance:
-        """Wait for the all-clear, counted from the last signal. `living` gives handles of victims not dead yet."""
+        """Wait for the all-clear, counted from the last signal. `living` gives handles of victims not dead
+        yet."""
         end, cap = since + deadline_s, since + max(deadline_s, LONGEST_S)
         clear_since, samples, settled_since = 0.0, 0, 0.0
         while True:
@@ -191,13 +194,15 @@ class Clearing:
         return 0.25 if elapsed_s < 10.0 or clear else 1.0
 
     def _sample(self, living: Callable[[], List[int]], end: float) -> Occupancy:
-        """Take one reading of every GPU that answers, until the deadline where the driver blocks behind a victim."""
+        """Take one reading of every GPU that answers, until the deadline where the driver blocks behind a
+        victim."""
         occupancy = self._watch.occupancy(lambda: bool(living()) and time.monotonic() < end)
         self._curve.note(occupancy)
         return occupancy
 
     def _quick(self, occupancy: Occupancy) -> bool:
-        """Say whether memory and lists alone would allow a clear: only then are the processes scanned at each poll."""
+        """Say whether memory and lists alone would allow a clear: only then are the processes scanned at each
+        poll."""
         for gpu in self._watch.inventory.gpus:
             if gpu.index in occupancy:
                 limit = baseline.limit(self._stored, gpu.uuid, self._watch.inventory.driver)
@@ -213,7 +218,8 @@ class Clearing:
         self._states = states(whole, self._watch.unknown, self._stored)
 
     def _explained(self) -> bool:
-        """Say whether every GPU that is not free is held by a process that lives on, so that waiting is in vain."""
+        """Say whether every GPU that is not free is held by a process that lives on, so that waiting is in
+        vain."""
         busy = [state for state in self._states.values() if state.why]
         return bool(busy) and all(any(_lives(pid) for pid in state.held_by | state.pids) for state in busy)
 

@@ -1,7 +1,7 @@
 """The whole transaction: guard, look, bind, stop, clear, health, verdict, receipt.
 
-It runs as a detached run of its own and finishes whatever happens to console, connection or agent. Its journal is in
-the run's folder, its receipt among the host's receipts before the verdict is shown.
+It runs as a detached run of its own and finishes whatever happens to console, connection or agent. Its
+journal is in the run's folder, its receipt among the host's receipts before the verdict is shown.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 from backend.agent import ours, procfs
 from backend.agent.paths import state_dir
 from backend.agent.reset import health, verdict
-from backend.agent.reset.clearance import Clearance, Clearing, MemoryCurve, states
 from backend.agent.reset.baseline import load as load_baseline
+from backend.agent.reset.clearance import Clearance, Clearing, MemoryCurve, states
 from backend.agent.reset.ladder import Ladder, PlanChanged, describe_stuck, key
 from backend.agent.reset.look import Look, look
 from backend.agent.reset.plan import Runs, make_plan
@@ -60,8 +60,8 @@ def main(machine: Machine, run_dir: str, options: Dict[str, Any]) -> int:
 
     It cannot be asked to stop: a kill that was begun ends with a verdict, within the hard limit of its waits.
 
-    `options`: id, digest and plan (the file with the victims that were confirmed), other_users, accept_limited;
-    grace_s and deadline_s replace what the plan says.
+    `options`: id, digest and plan (the file with the victims that were confirmed), other_users,
+    accept_limited; grace_s and deadline_s replace what the plan says.
     """
     for number in (signal.SIGHUP, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -34,7 +34,8 @@ class Family:
         return found
 
     def descendants(self, roots: Iterable[int], stop: Optional[Callable[[int], bool]] = None) -> Set[int]:
-        """Return children, their children and so on, without the roots; nothing below a process that `stop` names."""
+        """Return children, their children and so on, without the roots; nothing below a process that `stop`
+        names."""
         found: Set[int] = set()
         waiting = list(roots)
         while waiting:
@@ -46,7 +47,8 @@ class Family:
         return found
 
     def session(self, leader: int, since_ticks: int) -> Set[int]:
-        """Return the members of a session, which outlives its leader. Its id is not reused while it has a member."""
+        """Return the members of a session, which outlives its leader. Its id is not reused while it has a
+        member."""
         return {pid for pid, stat in self.stats.items() if stat.sid == leader and stat.start_ticks >= since_ticks}
 
     def depth(self, pid: int) -> int:

@@ -29,6 +29,11 @@ class Finding(NamedTuple):
     command: str
 
 
+def means_gone(problem: str) -> bool:
+    """Say whether a failed reading means that the GPU as a whole is gone (the words of NVML codes 15 and 16)."""
+    return "GPU is lost" in problem or "reset required" in problem
+
+
 def read(watch: Watch) -> Dict[int, Readings]:
     """Read the health of every GPU that answers."""
     found: Dict[int, Readings] = {index: dict(values) for index, values in watch.read("slow").items()}
@@ -40,13 +45,14 @@ def read(watch: Watch) -> Dict[int, Readings]:
 def findings(uuid: str, before: Readings, after: Readings) -> List[Finding]:
     """Say what is wrong with a GPU: its records now, and what grew since before the reset."""
     found = []
-    gone = [reading.problem for reading in after.values() if "lost" in reading.problem or "reset required" in reading.problem]
+    gone = [reading.problem for reading in after.values() if means_gone(reading.problem)]
     if gone:
         found.append(Finding(gone[0], "reboot the host; if it stays away, have it serviced", "nvidia-smi -L"))
     action = after.get("recovery_action", NOT_READ)
     number = action.number()
     if number:
-        what, how = ACTIONS.get(int(number), ("action %d, which this version does not know" % number, "reboot the host"))
+        unknown = ("action %d, which this version does not know" % number, "reboot the host")
+        what, how = ACTIONS.get(int(number), unknown)
         found.append(Finding("the driver asks for %s" % what, how.format(uuid=uuid), "nvidia-smi -q -i %s" % uuid))
     rows = "nvidia-smi --query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure --format=csv"
     if after.get("remapped_failed", NOT_READ).number():

@@ -1,7 +1,7 @@
 """The signals of a reset: ask, wait on the handles, kill what is left, look again for what they left behind.
 
-Every signal goes through a pidfd that was bound before the first of them, so that none can reach another process.
-Nothing waits a fixed time: each wait ends when its processes are gone.
+Every signal goes through a pidfd that was bound before the first of them, so that none can reach another
+process. Nothing waits a fixed time: each wait ends when its processes are gone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ ROUNDS = 3
 """How often what appears after a kill (heirs, late children) is killed too, before it is named instead."""
 
 RECORD_S = 2.0
-"""How long a run's supervisor may take to record the end of its run, after that end and before it is killed."""
+"""How long a run's supervisor may take to record the end of its run, after that end and before it is
+killed."""
 
 Key = Tuple[int, int]
 LookAgain = Callable[[], Tuple[Look, Plan]]
@@ -54,7 +55,8 @@ class Ladder:
         self._told: Set[Key] = set()
 
     def bind(self, victims: List[Process]) -> None:
-        """Hold every victim by a handle. One that has gone is noted; one that is no longer itself stops the reset."""
+        """Hold every victim by a handle. One that has gone is noted; one that is no longer itself stops the
+        reset."""
         for one in victims:
             bound = Bound.open(one.pid)
             if bound is None:
@@ -80,7 +82,8 @@ class Ladder:
         return any(not bound.gone() for bound in self.bound.values())
 
     def fds(self) -> List[int]:
-        """Return the handles of the victims that still live: each becomes readable when its process is dead."""
+        """Return the handles of the victims that still live: each becomes readable when its process is
+        dead."""
         return [bound.fd for bound in self.bound.values() if not bound.gone()]
 
     def stop(self, grace_s: float, deadline_s: float) -> Dict[str, float]:
@@ -133,7 +136,8 @@ class Ladder:
         return True
 
     def _related(self, one: Process, seen: Look) -> bool:
-        """Say whether a process is of the victims: born of one, in a group or session that one led, or its heir."""
+        """Say whether a process is of the victims: born of one, in a group or session that one led, or its
+        heir."""
         dead = {pid for pid, _ in self.victims}
         stat = seen.family.stats.get(one.pid)
         if stat is None:
@@ -186,7 +190,8 @@ class Ladder:
 
 
 def describe_stuck(pid: int) -> str:
-    """Say what a process that does not die is doing: its state, where in the kernel, whether the kill is pending."""
+    """Say what a process that does not die is doing: its state, where in the kernel, whether the kill is
+    pending."""
     fields = procfs.status(pid)
     where = (procfs.read_bytes("/proc/%d/wchan" % pid) or b"").decode("ascii", "replace").strip("\0 \n")
     pending = int(fields.get("SigPnd", "0"), 16) | int(fields.get("ShdPnd", "0"), 16)

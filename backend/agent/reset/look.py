@@ -1,8 +1,8 @@
 """One look at a host: what the driver says, who has the device files open, who descends from whom.
 
-The driver names processes; the kernel knows which of them hold its files. Neither is believed alone. A name without
-files is a ghost: the process is gone while a forked child keeps its memory, or the number is of another pid namespace
-and means some innocent process here (facts: reset, section 2).
+The driver names processes; the kernel knows which of them hold its files. Neither is believed alone. A name
+without files is a ghost: the process is gone while a forked child keeps its memory, or the number is of
+another pid namespace and means some innocent process here (facts: reset, section 2).
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from backend.wire import Inventory, Reading
 CONTEXT_FILES = 8
 """From so many open files of one GPU's device a process counts as one that has, or inherited, a CUDA context.
 
-Measured on an H200 (R580.159): an NVML client (nvidia-smi dmon, a library user) has 3 open and maps none; a process
-that only called cuInit has 4 open and 2 mappings; one context has 20 open and 3 mappings, and so has a forked child
-of it, whether its parent lives or not."""
+Measured on an H200 (R580.159): an NVML client (nvidia-smi dmon, a library user) has 3 open and maps none; a
+process that only called cuInit has 4 open and 2 mappings; one context has 20 open and 3 mappings, and so has
+a forked child of it, whether its parent lives or not."""
 
 MONITOR_FILES = 3
 
 
 def holds_context(holding: Holding, minor: int) -> bool:
-    """Say whether a process holds a GPU as a context does. Mappings whose file was closed are no monitor's either."""
+    """Say whether a process holds a GPU as a context does. Mappings whose file was closed are no monitor's
+    either."""
     files, maps = holding.fds.get(minor, 0), holding.maps.get(minor, 0)
     return files >= CONTEXT_FILES or (maps > 0 and files == 0)
 
@@ -43,10 +44,12 @@ Occupancy = Dict[int, Tuple[Reading, ContextList]]
 
 @dataclass
 class Look:
-    """Driver, files and families at one moment. `named` is (GPU index -> bytes) of each process that the driver
+    """Driver, files and families at one moment. `named` is (GPU index -> bytes) of each process that the
+    driver
 
-    names and that holds that GPU's files; `hidden` are processes that it names and that may not be looked into;
-    `ghosts` the names without files; `haunted` the ghosts by GPU, where 0 stands for memory that nobody is named for.
+    names and that holds that GPU's files; `hidden` are processes that it names and that may not be looked
+    into; `ghosts` the names without files; `haunted` the ghosts by GPU, where 0 stands for memory that nobody
+    is named for.
     """
 
     inventory: Inventory
@@ -73,7 +76,8 @@ class Look:
     def heir_of(self, holding: Holding) -> List[Tuple[int, int]]:
         """Return (GPU index, ghost) for each GPU whose memory a process is taken to hold after somebody else.
 
-        It holds as much of the GPU as a context does; or, in the ghost's own group or session, more than a monitor.
+        It holds as much of the GPU as a context does; or, in the ghost's own group or session, more than a
+        monitor.
         """
         found = []
         stat = self.family.stats.get(holding.pid)

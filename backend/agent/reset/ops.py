@@ -79,8 +79,8 @@ def op_receipts_get(machine: Machine, args: Dict[str, Any]) -> Receipt:
 def prepare_start(machine: Machine, args: Dict[str, Any]) -> RunSpec:
     """Turn a confirmed plan into the run that carries it out.
 
-    Plans again first: raises Refused `plan-changed` where the digest no longer holds, so that nothing is killed that
-    the operator did not see; and `reset-running` where another reset is under way.
+    Plans again first: raises Refused `plan-changed` where the digest no longer holds, so that nothing is
+    killed that the operator did not see; and `reset-running` where another reset is under way.
     """
     reset_id = str(args.get("id") or "")
     path = receipt.plan_path(reset_id)

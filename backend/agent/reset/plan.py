@@ -1,8 +1,9 @@
 """The plan of a reset: who would be ended and why, who is spared and why, and a digest of the former.
 
-A process is a victim by what it holds, never by its name: it has a GPU's files open or mapped, and either the driver
-names it for that GPU, or it belongs to a run of ours, or it holds what a ghost left. With it go its descendants, and
-with a member of a run the whole run. In doubt a process is spared, and the verdict then says who still holds what.
+A process is a victim by what it holds, never by its name: it has a GPU's files open or mapped, and either the
+driver names it for that GPU, or it belongs to a run of ours, or it holds what a ghost left. With it go its
+descendants, and with a member of a run the whole run. In doubt a process is spared, and the verdict then says
+who still holds what.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from backend.agent.reset.look import Look, holds_context
 from backend.agent.reset.protect import protected
 from backend.wire import Plan, Process, Reading, Refused, Run, failed, printable
 
-
 ASK, ASK_FIRST = "SIGTERM, then SIGKILL", "SIGTERM first of all, SIGKILL last of all"
-"""The methods: a run's supervisor is asked first, so that it restarts nothing, and killed last, so that it can record
-how its run ended."""
+"""The methods: a run's supervisor is asked first, so that it restarts nothing, and killed last, so that it
+can record how its run ended."""
 
 GRACE_S, GRACE_S_PER_GB = 10.0, 0.25
 DEADLINE_S, DEADLINE_LEAST_S = 15.0, 30.0
 LONGEST_S = 600.0
-"""Unpinning took 0.06 to 0.17 s a GB of RssShmem on H200s, 0.25 is planned (facts: reset, head and section 4)."""
+"""Unpinning took 0.06 to 0.17 s a GB of RssShmem on H200s, 0.25 is planned (facts: reset, head and section
+4)."""
 
 
 class Runs(Protocol):
@@ -183,10 +184,11 @@ def _describe(draft: _Draft, pid: int) -> Optional[Process]:
     if stat is None or (victim and (identity is None or identity.start_ticks != stat.start_ticks)):
         return None
     uid = identity.uid if identity else procfs.uid(pid)
+    exe = identity.exe if identity else printable(procfs.exe(pid))
     holding = draft.seen.scan.holdings.get(pid)
     return Process(
         pid=pid, start_ticks=stat.start_ticks, pidfd_inode=identity.inode if identity else 0, ppid=stat.ppid,
-        uid=-1 if uid is None else uid, user=procfs.user_name(uid), exe=identity.exe if identity else printable(procfs.exe(pid)),
+        uid=-1 if uid is None else uid, user=procfs.user_name(uid), exe=exe,
         command=procfs.command(pid), age_s=procfs.age_s(stat.start_ticks),
         gpus=draft.seen.gpus(holding) if holding else sorted(draft.seen.hidden.get(pid, {})),
         used_bytes=_used(draft.seen.named.get(pid) or draft.seen.hidden.get(pid) or {}),
@@ -197,12 +199,14 @@ def _describe(draft: _Draft, pid: int) -> Optional[Process]:
 
 
 def _identify(pid: int) -> Optional[Identity]:
-    """Identify a victim. Raises Refused where this kernel cannot bind a process: then nothing is signalled at all."""
+    """Identify a victim. Raises Refused where this kernel cannot bind a process: then nothing is signalled at
+    all."""
     try:
         return identify(pid)
     except OSError as error:
         text = "this kernel gives no handle on a process (pidfd_open: %s)" % (error.strerror or error)
-        raise Refused("no-pidfd", text, "Linux 5.3 or newer is needed; in a container, its seccomp profile must allow it") from None
+        hint = "Linux 5.3 or newer is needed; in a container, its seccomp profile must allow it"
+        raise Refused("no-pidfd", text, hint) from None
 
 
 def _used(shares: Dict[int, Reading]) -> Reading:
@@ -228,7 +232,8 @@ def _unseen(seen: Look) -> List[str]:
 
 
 def _losses(draft: _Draft, victims: List[Process]) -> List[str]:
-    """Say what the kill would lose: hours of each run, samples that are not committed, time of other victims."""
+    """Say what the kill would lose: hours of each run, samples that are not committed, time of other
+    victims."""
     said = []
     for name, run in sorted(draft.runs.items()):
         text = "%s of run %s (%s)" % (hours(max(0.0, time.time() - run.started_at)), name, run.stage)

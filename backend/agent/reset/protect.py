@@ -1,8 +1,8 @@
 """Programs that a reset never signals: what keeps the host, its GPUs, or the operator's way in alive.
 
-Known by the executable's path, which a process cannot rewrite as it can its title. Protection is by name; a victim
-never is. A protected program that holds a context is spared too, and then the verdict names it: it has to be stopped
-by its own means (facts: reset, section 9).
+Known by the executable's path, which a process cannot rewrite as it can its title. Protection is by name; a
+victim never is. A protected program that holds a context is spared too, and then the verdict names it: it has
+to be stopped by its own means (facts: reset, section 9).
 """
 
 from __future__ import annotations

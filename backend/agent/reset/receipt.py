@@ -1,7 +1,7 @@
 """Evidence: the journal of a reset, written line by line as it goes, and the receipt at its end.
 
-Neither may stop a reset. On a full disk the events are kept in memory, the verdict is still given, and it says that
-it could not be written.
+Neither may stop a reset. On a full disk the events are kept in memory, the verdict is still given, and it
+says that it could not be written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
 class Journal:
-    """A reset's events: each line is on disk before the next thing happens. Times are seconds since its start."""
+    """A reset's events: each line is on disk before the next thing happens. Times are seconds since its
+    start."""
 
     def __init__(self, folder: Optional[str]) -> None:
         self.began = time.monotonic()
@@ -84,7 +85,8 @@ def load(receipt_id: str) -> Receipt:
     except (OSError, ValueError) as error:
         raise Refused("bad-receipt", str(error)) from None
     if not isinstance(data, dict):
-        raise Refused("not-found", "there is no receipt `%s` on this host" % receipt_id, "eightzeros receipts lists them")
+        text = "there is no receipt `%s` on this host" % receipt_id
+        raise Refused("not-found", text, "eightzeros receipts lists them")
     return _receipt(data)
 
 

@@ -1,4 +1,5 @@
-"""What each GPU is in the end, in one of five words, with the reason and the command that shows the same by hand."""
+"""What each GPU is in the end, in one of five words, with the reason and the command that shows the same by
+hand."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def passes(verdict: str, accept_limited: bool) -> bool:
 
 
 def _gone(state: GpuState) -> bool:
-    return "GPU is lost" in state.unknown or "reset required" in state.unknown
+    return health.means_gone(state.unknown)
 
 
 def _clean(state: GpuState) -> str:

@@ -1,8 +1,10 @@
-"""The driver's word on every GPU, asked for through a disposable child, while something else is waited for too.
+"""The driver's word on every GPU, asked for through a disposable child, while something else is waited for
+too.
 
-A call may block for as long as a victim unpins its memory, 6.6 s for 80 GB, in every thread at once: that is no hang
-(facts: reset, section 2). So nothing here waits for the driver alone, and whoever watches says whether a victim is
-still exiting. Where none is, a GPU that has not answered for LIMIT_S is given up, and a new child goes on without it.
+A call may block for as long as a victim unpins its memory, 6.6 s for 80 GB, in every thread at once: that is
+no hang (facts: reset, section 2). So nothing here waits for the driver alone, and whoever watches says
+whether a victim is still exiting. Where none is, a GPU that has not answered for LIMIT_S is given up, and a
+new child goes on without it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from backend.agent.child import FIRST_LIMIT_S, LIMIT_S, OPEN, Answer, DriverChil
 from backend.agent.reset.look import Occupancy
 from backend.agent.seam import Driver
 from backend.wire import Inventory
-
 
 RESTARTS = 3
 """How often a child that ended by itself, or was killed, is started again before its GPU is given up."""
