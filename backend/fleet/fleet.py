@@ -67,6 +67,7 @@ class Fleet:
     def stop(self) -> None:
         """Close every link and end the thread. Runs and resets on the hosts go on."""
         if not self._thread.is_alive():
+            self._loop.close()
             return
         self._submit(self._disconnect()).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)

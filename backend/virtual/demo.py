@@ -78,7 +78,11 @@ def fleet(samples: int, keep: Path | None = None) -> Iterator[Fleet]:
     Raises FileExistsError where `keep` holds anything.
     """
     with folder(keep) as place, VirtualHost(place, samples, CONSOLE_TOKENS) as host:
-        yield Fleet(host.config(), archives=host.archive)
+        ours = Fleet(host.config(), archives=host.archive)
+        try:
+            yield ours
+        finally:
+            ours.stop()
 
 
 @contextmanager

@@ -76,11 +76,10 @@ class SshServer:
 
     def close(self) -> None:
         """Stop listening, drop every connection and end the thread. Commands find their stdin closed."""
-        if not self._thread.is_alive():
-            return
-        self._call(self._shut())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        if self._thread.is_alive():
+            self._call(self._shut())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
         self._loop.close()
 
     def drop_connections(self) -> None:
