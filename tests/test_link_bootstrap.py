@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import contextlib
 import io
 import os
 import shutil
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from backend.link import LinkState, pack_agent, pack_extractor, pack_files, stub
+from backend.link.bootstrap import stub_source
 from backend.link.start import LOADER, command_line, remote_command
 from tests.fakeagent import Operator, fake_archive, here
 
@@ -122,6 +125,8 @@ async def test_a_cache_that_cannot_be_written_is_done_without(home: Path) -> Non
         assert folder.stat().st_ino == before
     finally:
         shutil.rmtree(folder)
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()  # it stays where another console uses it
 
 
 async def test_a_host_without_room_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +160,10 @@ async def test_many_bootstraps_at_once_all_work(home: Path, start: str) -> None:
     folders = await asyncio.gather(*(started() for _ in range(5)))
     assert set(folders) == {str(cached(home))}
     assert os.listdir(home / ".cache" / "eightzeros") == [cached(home).name]
+
+
+def test_the_stub_is_read_by_the_oldest_python_that_the_agent_runs_on() -> None:
+    ast.parse(stub_source(), feature_version=(3, 8))
 
 
 def test_the_loader_survives_every_login_shell_and_the_oldest_python() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backend.link import LinkLost, LinkState, pack_agent, pack_files
+from backend.link import LinkLost, LinkState, pack_agent, pack_files, retry
 from backend.link import link as link_module
 from backend.wire import MAX_LINE_BYTES, Refused, WireError
 from tests.fakeagent import Operator, eventually, fake_archive, here
@@ -174,6 +174,40 @@ async def test_an_agent_that_falls_silent_is_replaced(monkeypatch: pytest.Monkey
         await eventually(lambda: any(status.code == "silent" for status in operator.statuses))
         await eventually(lambda: operator.agent_pid != first)
         assert gone(first)
+
+
+async def test_a_connection_that_did_not_survive_a_sleep_is_opened_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = {"ahead": 0.0}
+    monkeypatch.setattr(retry, "wall", lambda: retry.monotonic() + clock["ahead"])
+    monkeypatch.setattr(link_module, "WOKEN_S", 0.2)
+    monkeypatch.setattr(link_module, "WATCH_S", 0.02)
+    operator = Operator(here())
+    async with operator.watching():
+        await operator.reaches(LinkState.LIVE)
+        first = operator.agent_pid
+        clock["ahead"] = 600.0
+        await eventually(lambda: any("sleep of this machine" in status.reason for status in operator.statuses))
+        await eventually(lambda: operator.agent_pid != first)
+
+
+async def test_a_fault_of_ours_is_shown_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = [ZeroDivisionError("oops")]
+    right = link_module.start
+
+    async def start(*words: Any) -> dict[str, Any]:
+        if faults:
+            raise faults.pop()
+        return await right(*words)
+
+    monkeypatch.setattr(link_module, "start", start)
+    operator = Operator(here())
+    async with operator.watching():
+        await operator.reaches(LinkState.LIVE)
+    assert [status.reason for status in operator.statuses if status.state is LinkState.LOST] == [
+        "a fault of eightzeros: ZeroDivisionError: oops"
+    ]
 
 
 async def test_a_change_whose_answer_is_lost_happens_once(tmp_path: Path) -> None:

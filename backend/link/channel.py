@@ -17,7 +17,7 @@ STDERR_KEPT_BYTES = 4096
 LEAVE_S = 2.0
 """How long the agent has to leave by itself after its input ended, before it is told to."""
 
-KILL_S = 1.0
+KILL_S = 0.5
 
 
 class Lines:

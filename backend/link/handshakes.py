@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 8
 PER_BASTION = 5
-GOODBYE_S = 2.0
+GOODBYE_S = 1.0
 
 
 class Connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,9 @@ STALE_S = 3.5
 
 SILENT_S = 30.0
 """After this long without a byte the connection is given up although SSH answers: the agent hangs."""
+
+WOKEN_S = 3.0
+"""How long after waking up the connection has to bring something before it is opened anew."""
 
 WATCH_S = 0.25
 NOTE_EVERY_S = 10.0
@@ -89,7 +93,8 @@ class Link:
     def trust(self, host_key: HostKey) -> None:
         """Add the key that the operator has compared to our known_hosts, and connect.
 
-        Raises ValueError where it is not the unknown key that the host offered last.
+        Raises ValueError where it is not the unknown key that the host offered last, OSError where the file
+        cannot be written.
         """
         from backend.link.hostkeys import add
 
@@ -117,6 +122,8 @@ class Link:
             trouble = problem
         except OSError as problem:
             trouble = Trouble("ended", f"the connection ended: {problem}")
+        except Exception as problem:  # a fault of ours: shown and tried again, for a dead link would show nothing
+            trouble = Trouble("fault", f"a fault of eightzeros: {type(problem).__name__}: {problem}")
         finally:
             await self._hang_up()
         return trouble, 0.0 if began is None else retry.monotonic() - began
@@ -178,9 +185,14 @@ class Link:
         return Trouble("ended", f"the agent ended{': ' + words if words else ''}")
 
     async def _watch(self) -> Trouble:
+        sleeper, woke_at = retry.Sleeper(), float("-inf")
         while True:
             await asyncio.sleep(WATCH_S)
             now = retry.monotonic()
+            if sleeper.slept():
+                woke_at = now
+            if self._heard_at < woke_at < now - WOKEN_S:
+                return Trouble("ended", "the connection did not survive the sleep of this machine")
             if self._telemetry_at is not None:
                 late = now - self._telemetry_at > STALE_S
                 if late and self.status.state is LinkState.LIVE:
@@ -225,7 +237,8 @@ class Link:
             return
         more = f" (and {self._unnoted} more)" if self._unnoted else ""
         self._noted_at, self._unnoted = now, 0
-        self._on_message({"t": "note", "level": "warn", "text": printable(text, 400) + more})
+        with contextlib.suppress(Exception):  # the listener's own fault is what may be told here
+            self._on_message({"t": "note", "level": "warn", "text": printable(text, 400) + more})
 
     def _set(self, status: LinkStatus) -> None:
         if status != self.status:

@@ -37,9 +37,22 @@ class Backoff:
             self._attempt = 0
 
 
+class Sleeper:
+    """Notices that the machine slept: the wall clock went on, the monotonic one did not."""
+
+    def __init__(self) -> None:
+        self._wall, self._monotonic = wall(), monotonic()
+
+    def slept(self) -> bool:
+        """Say whether the machine slept since this was asked last. A clock that is set forward looks the same."""
+        wall_before, before = self._wall, self._monotonic
+        self._wall, self._monotonic = wall(), monotonic()
+        return (self._wall - wall_before) - (self._monotonic - before) > JUMP_S
+
+
 async def pause(delay_s: float | None, kick: asyncio.Event) -> None:
     """Wait for a delay (None: for ever), until kicked, or until the machine wakes up from sleep."""
-    wall_start, start = wall(), monotonic()
+    start, sleeper = monotonic(), Sleeper()
     while True:
         passed_s = monotonic() - start
         if delay_s is not None and passed_s >= delay_s:
@@ -52,5 +65,5 @@ async def pause(delay_s: float | None, kick: asyncio.Event) -> None:
         if kick.is_set():
             kick.clear()
             return
-        if delay_s is not None and (wall() - wall_start) - (monotonic() - start) > JUMP_S:
+        if sleeper.slept() and delay_s is not None:
             return

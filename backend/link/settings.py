@@ -60,6 +60,7 @@ class Settings:
     user_known_hosts: tuple[str, ...] = ()
     global_known_hosts: tuple[str, ...] = ()
     revoked_host_keys: str = ""
+    family: str = "any"  # inet, inet6 or any
 
     def __str__(self) -> str:
         return f"{self.user}@{self.hostname}:{self.port}"
@@ -179,6 +180,7 @@ def _from_ssh(text: str, wanted: Wanted) -> Settings:
         user_known_hosts=_paths(_split(one("userknownhostsfile")), basis),
         global_known_hosts=_paths(_split(one("globalknownhostsfile")), basis),
         revoked_host_keys="".join(_paths([one("revokedhostkeys")], basis)),
+        family=one("addressfamily") or "any",
     )
 
 

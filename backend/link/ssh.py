@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from backend.link.settings import Settings
     from backend.link.status import HostKey
 
+FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 CONNECT_S = 10.0
 LOGIN_S = 20.0
 KEEPALIVE_S = 5
@@ -73,7 +74,8 @@ async def connect(settings: Settings, ours: Path, tunnel: asyncssh.SSHClientConn
                 server_host_key_algs=known.algorithms(), client_factory=lambda: client,
                 host_key_alias=settings.host_key_alias or None, x509_trusted_certs=None,
                 client_keys=None, agent_path=None, preferred_auth=["publickey"], gss_host=None, password=None,
-                agent_forwarding=False, connect_timeout=CONNECT_S, login_timeout=LOGIN_S,
+                agent_forwarding=False, family=FAMILIES.get(settings.family, socket.AF_UNSPEC),
+                connect_timeout=CONNECT_S, login_timeout=LOGIN_S,
                 keepalive_interval=KEEPALIVE_S, keepalive_count_max=KEEPALIVES, utf8_decode_errors="replace",
                 **({"tunnel": tunnel} if tunnel is not None else {}), **_proxy(settings),
             )  # fmt: skip

@@ -40,7 +40,7 @@ class LinkStatus:
     """A state with its reason; `code` is for programs.
 
     Refused: host-key, auth, no-python, old-python, ssh-config, no-room. Lost: unknown-host, unreachable,
-    timeout, silent, ended, agent-crashed, no-agent. `retry_in_s` is set while a lost host waits for its next
+    timeout, silent, ended, agent-crashed, no-agent, fault. `retry_in_s` is set while a lost host waits for its next
     attempt.
     """
 
