@@ -59,10 +59,7 @@ SCENES = (
     Scene("reset-nothing", "80x24", ("R", "until:NOTHING")),
     *(Scene("launch", size, ("L", "until:gate")) for size in ("80x24", "120x40")),
     Scene("launch-refused", "80x24", ("L", "until:FAIL")),
-    *(
-        Scene("shards", size, ("S", "until:data_", "down", "enter", "until:bf16"))
-        for size in ("80x24", "120x40")
-    ),
+    *(Scene("shards", size, ("S", "until:data_", "down", "enter", "until:bf16")) for size in ("80x24", "120x40")),
     Scene("log", "80x24", ("O", "until:step")),
     Scene("host-key", "80x24", ("C", "until:SHA256")),
     Scene("help", "80x24", ("question_mark",)),

@@ -50,8 +50,7 @@ def config(hosts: int = 1, **changes: Any) -> Config:
     """Make a configuration of so many hosts and the usual stages."""
     names = [f"gpu-{number:02d}" for number in range(1, hosts + 1)]
     stages = {
-        name: Stage(command=[f"/opt/{name}"], needs=["clean-gpus"] if name != "prepare" else [])
-        for name in STAGES
+        name: Stage(command=[f"/opt/{name}"], needs=["clean-gpus"] if name != "prepare" else []) for name in STAGES
     }
     stages["extract"] = Stage(kind="extract", corpus="/data/corpus.jsonl", out="/data/hidden")
     return Config(
@@ -65,9 +64,7 @@ def config(hosts: int = 1, **changes: Any) -> Config:
 class FakeFleet:
     """Answers every action at once from the values a test sets; `calls` holds what was asked, in order."""
 
-    def __init__(
-        self, settings: Config, gpus: int = 8, listener: Callable[[Event], None] | None = None
-    ) -> None:
+    def __init__(self, settings: Config, gpus: int = 8, listener: Callable[[Event], None] | None = None) -> None:
         self.config, self.listener = settings, listener
         self.hosts = {name: make_host(name, host, gpus) for name, host in settings.hosts.items()}
         self.calls: list[tuple[Any, ...]] = []
@@ -156,9 +153,7 @@ class FakeFleet:
 
     def record_baseline(self, host: str) -> Future[dict[str, Any]]:
         """Answer with eight baselines."""
-        return self._answer(
-            "record_baseline", host, value={"schema": 1, "gpus": {f"GPU-{i}": {} for i in range(8)}}
-        )
+        return self._answer("record_baseline", host, value={"schema": 1, "gpus": {f"GPU-{i}": {} for i in range(8)}})
 
     def gates(self, host: str, stage: str) -> Future[list[Gate]]:
         """Answer with the gates that the test set."""
@@ -296,6 +291,7 @@ def feed(host: HostState, seq: int, number: int = 0, busy: bool = True) -> None:
             temperature_c=round(44 + load / 4),
             power_w=180 + load * 4.9,
             sm_clock_mhz=1980 - 15 * (seq + index & 3),
+            clock_reasons=4,
         )
         sample.holders = [Holder(41210 + index, "root", SERVER, 18720.0, Reading(90 * GIB))]
         samples.append(sample)

@@ -52,9 +52,7 @@ ACTIONS = (
     Action("baseline", ("B",), "Baseline", "Record what the idle GPUs hold as the host's baseline"),
     Action("connect", ("C", "c"), "Connect", "Connect again, or look at the key that the host offered"),
     Action("open_host", ("enter",), "Open", "Open the host and the GPU in focus", footer=True),
-    Action(
-        "pause", ("space",), "Pause", "Stop and resume painting; nothing on the hosts changes", footer=True
-    ),
+    Action("pause", ("space",), "Pause", "Stop and resume painting; nothing on the hosts changes", footer=True),
     Action("palette", ("ctrl+p",), "Palette", "Find any of these by name", footer=True),
     Action("help", ("question_mark", "f1"), "Help", "Show every key", True, footer=True),
     Action("quit", ("q",), "Quit", "Leave the console; runs and resets on the hosts go on", footer=True),

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from textual.app import App
+from textual.app import App, ScreenStackError
 from textual.css.query import NoMatches
 from textual.message import Message
 from textual.worker import Worker, WorkerState
@@ -83,9 +83,7 @@ class EightZeros(App[None]):
         self.theme = wanted if wanted in self.available_themes else EIGHTZEROS.name
         self.theme_changed_signal.subscribe(self, lambda theme: self._refuse_ansi(theme.name))
         self._refuse_ansi(self.theme)
-        for event in sorted(
-            (e for host in self.fleet.hosts.values() for e in list(host.events)), key=lambda e: e.at
-        ):
+        for event in sorted((e for host in self.fleet.hosts.values() for e in list(host.events)), key=lambda e: e.at):
             self.happened.append(event)
         self.fleet.listener = self._heard
         self.push_screen(FleetScreen())
@@ -116,7 +114,7 @@ class EightZeros(App[None]):
             return
         try:
             self._repaint()
-        except NoMatches:
+        except (NoMatches, ScreenStackError):
             return  # a screen is being put together or taken apart
 
     def _repaint(self) -> None:
@@ -221,9 +219,7 @@ class EightZeros(App[None]):
         """Record the idle GPUs as baseline."""
 
         def done(name: str) -> None:
-            self.ask(
-                self.fleet.record_baseline(name), lambda found: self._said_baseline(name, found), "baseline"
-            )
+            self.ask(self.fleet.record_baseline(name), lambda found: self._said_baseline(name, found), "baseline")
 
         self._on_host(done)
 

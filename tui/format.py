@@ -30,6 +30,11 @@ def three(value: float) -> str:
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
+def few(value: float) -> str:
+    """Write a small rate: 0.25, 1.5, 12, with no more digits than it deserves."""
+    return f"{value:.2f}" if 0 < value < 1 else f"{value:.1f}" if value < 10 else f"{value:,.0f}"
+
+
 def rate(bytes_per_s: float) -> str:
     """Write a data rate in GB/s or MB/s, as disks and networks are sold."""
     if bytes_per_s >= 50e6:
@@ -46,7 +51,8 @@ def short(value: float) -> str:
     """Write a large number in five characters or fewer: 812, 2.4k, 17.3M."""
     for scale, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= scale:
-            return f"{three(value / scale)}{letter}"
+            value = value / scale
+            return f"{value:.0f}{letter}" if value >= 99.95 else f"{value:.1f}{letter}"
     return f"{value:.1f}" if 0 < value < 100 else f"{value:.0f}"
 
 

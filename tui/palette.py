@@ -18,9 +18,7 @@ class ActionCommands(Provider):
         """List everything before a letter is typed."""
         for action in ACTIONS:
             if action.id not in SKIPPED:
-                yield DiscoveryHit(
-                    _title(action), partial(self.app.run_action, f"app.{action.id}"), help=action.says
-                )
+                yield DiscoveryHit(_title(action), partial(self.app.run_action, f"app.{action.id}"), help=action.says)
         yield DiscoveryHit("Theme", self.app.action_change_theme, help="Choose other colours")
 
     async def search(self, query: str) -> Hits:

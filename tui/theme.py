@@ -22,7 +22,7 @@ EIGHTZEROS = Theme(
         "unknown": "#ab92cf",
         "faint": "#4a525d",
         "track": "#313841",
-        "spark": "#5f86a6",
+        "spark": "#46627a",
         "footer-key-foreground": "#7fb4d8",
         "scrollbar": "#2a313a",
         "scrollbar-background": "#14181e",
@@ -38,5 +38,5 @@ EIGHTZEROS = Theme(
         "block-cursor-foreground": "#e6ebf0",
     },
 )
-DEFAULTS = {"unknown": "#ab92cf", "faint": "#59626d", "track": "#3a424c", "spark": "#5f86a6"}
+DEFAULTS = {"unknown": "#ab92cf", "faint": "#59626d", "track": "#3a424c", "spark": "#46627a"}
 """What another theme lacks of our variables."""

@@ -56,7 +56,7 @@ class Dialog(ModalScreen[None]):
         ("up,k", "scroll_body(-1)", "Up"),
         ("down,j", "scroll_body(1)", "Down"),
     ]
-    frame = 7  # rows of the dialog that are not the body
+    frame = 8  # rows of the dialog that are not the body
 
     @property
     def console(self) -> EightZeros:
@@ -94,7 +94,7 @@ class Dialog(ModalScreen[None]):
     @property
     def text_width(self) -> int:
         """Return the width that rows of the body may have."""
-        return max(30, min(110, self.app.size.width * 92 // 100) - 5)
+        return max(30, min(110, self.app.size.width * 92 // 100) - 6)
 
     def show(self, title: Row, rows: Sequence[Row], hint: str = "", *, follow: bool = False) -> None:
         """Fill the dialog."""

@@ -12,6 +12,7 @@ from tui.actions import ACTIONS
 from tui.screens.base import Ticking
 from tui.widgets.buttons import ActionButton
 from tui.widgets.chrome_rows import event_rows, focus_row, foot_row, head_row
+from tui.widgets.detail_rows import gpu_rows
 from tui.widgets.host_panel import HostPanel
 from tui.widgets.host_rows import choose_form
 from tui.widgets.painted import Painted, RowList
@@ -25,10 +26,15 @@ if TYPE_CHECKING:
 TALL = 34
 """Rows from which parts stand apart by empty lines."""
 
+LEAST_EVENTS = 4
+ROOM_FOR_MORE = 32
+"""Rows below the hosts from which the GPU in focus is shown in full beside the events."""
+
 
 class FleetScreen(Ticking):
     """Everything an operator asks at 3 am, on one screen."""
 
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (160, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (TALL, "-tall")]  # noqa: RUF012
 
     def __init__(self) -> None:
@@ -36,6 +42,7 @@ class FleetScreen(Ticking):
         self.panels: list[HostPanel] = []
         self._selected: HostPanel | None = None
         self._counts: list[int] = []
+        self._events_seen: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
         """Lay out the screen from top to bottom."""
@@ -47,13 +54,13 @@ class FleetScreen(Ticking):
         yield Painted(id="focus")
         yield Painted(id="band")
         yield Painted(id="rail")
-        yield RowList(id="events")
+        with Horizontal(id="bottom"):
+            yield RowList(id="events")
+            yield RowList(id="more")
         with Horizontal(id="actions"):
             for action in ACTIONS:
                 if action.button:
-                    yield ActionButton(
-                        action.label, key=action.key, id=f"do-{action.id}", danger=action.danger
-                    )
+                    yield ActionButton(action.label, key=action.key, id=f"do-{action.id}", danger=action.danger)
         yield Painted(id="foot")
 
     def on_mount(self) -> None:
@@ -78,17 +85,19 @@ class FleetScreen(Ticking):
         if not self.panels:
             return
         tall = self.size.height >= TALL
-        room = self.size.height - (22 if tall else 13)
         counts = [len(panel.host.gpu_indices) for panel in self.panels]
-        form = choose_form(self.size.width, room - tall * len(counts), counts)
-        needed = 0
+        most = self.size.height - (15 if tall else 9) - LEAST_EVENTS
+        # The last column stays free: a scroll bar must not cover a number.
+        form = choose_form(self.size.width - 1, most, counts)
+        needed = sum(form.height(count) for count in counts)
+        apart = int(tall and needed + len(counts) <= most - 4)
         for panel in self.panels:
             panel.take(form)
-            panel.styles.margin = (0, 0, int(tall and panel is not self.panels[-1]), 0)
-            needed += form.height(len(panel.host.gpu_indices)) + tall
+            panel.styles.margin = (0, 0, apart if panel is not self.panels[-1] else 0, 0)
         self._counts = counts
-        hosts = self.query_one("#hosts")
-        hosts.styles.height = max(3, min(needed - tall, room))
+        height = max(3, min(needed + apart * (len(counts) - 1), most))
+        self.query_one("#hosts").styles.height = height
+        self.set_class(self.size.height - height >= ROOM_FOR_MORE, "-roomy")
         self.tick()
 
     def tick(self) -> None:
@@ -105,30 +114,31 @@ class FleetScreen(Ticking):
                 panel.sync()
         self.query_one("#head", Painted).show([head_row(hosts, limits, width, now, app.paused)])
         pick = chosen_run(hosts, self.host_name)
-        live = sum(
-            run.state in RUN_LIVE
-            for host in hosts
-            for run in list(host.runs.values())
-            if run.stage != "reset"
-        )
+        live = sum(run.state in RUN_LIVE for host in hosts for run in list(host.runs.values()) if run.stage != "reset")
         others = live - 1 if pick and pick[1].state in RUN_LIVE else 0
         self.query_one("#band", Painted).show(progress_rows(pick, width, limits, now, others))
         self.query_one("#rail", Painted).show([rail_row(stage_states(app.fleet.config, hosts), width)])
         self.query_one("#foot", Painted).show([foot_row(width, host=self.host_name)])
         self._show_focus()
-        log = self.query_one("#events", RowList)
-        log.show(
-            event_rows(app.happened, len(hosts) > 1),
-            follow=log.at_end and len(app.happened) != len(log.lines),
-        )
+        self._show_events()
+
+    def _show_events(self) -> None:
+        log, happened = self.query_one("#events", RowList), self.console.happened
+        seen = (happened[-1].at if happened else 0.0, len(happened), log.size)
+        if seen != self._events_seen:
+            # The newest stays in sight, unless the operator reads further up.
+            follow = log.at_end or not log.has_focus
+            self._events_seen = seen
+            log.show(event_rows(happened, len(self.panels) > 1), follow=follow)
 
     def _show_focus(self) -> None:
         panel = self._selected
         limits = self.console.fleet.config.thresholds
-        row = focus_row(
-            panel.host if panel else None, panel.gpu if panel else None, limits, self.size.width - 2
-        )
+        row = focus_row(panel.host if panel else None, panel.gpu if panel else None, limits, self.size.width - 2)
         self.query_one("#focus", Painted).show([row])
+        more = self.query_one("#more", RowList)
+        if more.display and panel and panel.gpu is not None:
+            more.show(gpu_rows(panel.host, panel.gpu, more.size.width - 1, limits))
 
     def on_host_panel_moved(self) -> None:
         """Say more about the GPU that came into focus."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tui.actions import ACTIONS, MOVES
 from tui.screens.base import Dialog
 from tui.widgets.buttons import ActionButton
-from tui.widgets.rows import BLANK, fit
+from tui.widgets.rows import BLANK, fit, paragraph, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,22 +23,19 @@ MARKS = (
 )
 
 
-def help_rows() -> list[Row]:
+def help_rows(width: int) -> list[Row]:
     """Make the help from the table of actions."""
     rows: list[Row] = [(("title", "Actions"),)]
     for action in ACTIONS:
-        rows.append(
-            (("key", f"  {fit(action.key, 9)}"), ("strong", fit(action.label, 10)), ("dim", action.says))
-        )
+        first, *rest = wrap(action.says, width - 20)
+        rows.append((("key", f"  {fit(action.key, 7)}"), ("strong", fit(action.label, 11)), ("dim", first)))
+        rows += [(("dim", f"{'':20}{line}"),) for line in rest]
     rows += [BLANK, (("title", "Moving"),)]
-    rows += [(("key", f"  {fit(keys, 19)}"), ("dim", says)) for keys, says in MOVES]
+    rows += [(("key", f"  {fit(keys, 20)}"), ("dim", says)) for keys, says in MOVES]
     rows += [BLANK, (("title", "Words"),)]
-    rows += [((style, f"  {fit(word, 19)}"), ("dim", says)) for style, word, says in MARKS]
-    rows += [
-        BLANK,
-        (("dim", "GiB and TiB count in 1024s, GB/s in 1000s. ETA is by tokens: samples grow longer."),),
-    ]
-    return rows
+    rows += [((style, f"  {fit(word, 12)}"), ("dim", says)) for style, word, says in MARKS]
+    text = "GiB and TiB count in 1024s, GB/s in 1000s. The ETA is by tokens: samples grow longer."
+    return [*rows, BLANK, *paragraph(text, width, "dim")]
 
 
 class HelpDialog(Dialog):
@@ -52,7 +49,7 @@ class HelpDialog(Dialog):
 
     def on_mount(self) -> None:
         """Fill the dialog."""
-        self.show((("strong", "Keys"),), help_rows())
+        self.show((("strong", "Keys"),), help_rows(self.text_width))
         self.query_one("#cancel").focus()
 
     def on_button_pressed(self) -> None:

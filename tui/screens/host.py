@@ -19,11 +19,17 @@ if TYPE_CHECKING:
 
     from backend.fleet import HostState
 
+KEYS = (("Esc", "back"), ("↑ ↓", "GPU"), ("PgUp PgDn", "scroll"), ("Space", "pause"))
+
 
 class HostScreen(Ticking):
     """A host's panel and the detail of one GPU."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [("escape,backspace", "app.pop_screen", "Back")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("escape,backspace", "app.pop_screen", "Back"),
+        ("pageup", "page(-1)", "Page up"),
+        ("pagedown", "page(1)", "Page down"),
+    ]
 
     def __init__(self, host: HostState, cursor: int = 0) -> None:
         super().__init__()
@@ -56,14 +62,19 @@ class HostScreen(Ticking):
         """Repaint what changed."""
         app, width = self.console, self.size.width - 2
         panel = self.query_one(HostPanel)
-        panel.take(make_form(LINES, self.size.width))
+        panel.take(make_form(LINES, self.size.width - 1))
         panel.sync()
         limits = app.fleet.config.thresholds
         self.query_one("#head", Painted).show([head_row([self.host], limits, width, time.time(), app.paused)])
-        self.query_one("#foot", Painted).show([foot_row(width, [("Esc", "back")], self.host.name)])
+        self.query_one("#foot", Painted).show([foot_row(width, KEYS, self.host.name)])
         index = panel.gpu
-        rows = [BLANK] if index is None else gpu_rows(self.host, index, width - 2, limits)
+        rows = [BLANK] if index is None else gpu_rows(self.host, index, width - 1, limits)
         self.query_one("#detail", RowList).show(rows)
+
+    def action_page(self, step: int) -> None:
+        """Scroll the detail while the GPUs have the focus."""
+        detail = self.query_one("#detail", RowList)
+        detail.action_move(step * max(1, detail.size.height - 1))
 
     def on_host_panel_moved(self) -> None:
         """Show the GPU that came into focus."""

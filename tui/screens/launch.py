@@ -30,8 +30,6 @@ LEAST_REASON = 8
 class LaunchDialog(Dialog):
     """Stages above, gates below. The Launch button opens only when the host said that every gate is open."""
 
-    frame = 16
-
     def __init__(self, host: HostState) -> None:
         super().__init__()
         self.host = host
@@ -62,7 +60,9 @@ class LaunchDialog(Dialog):
         stages = self.query_one("#stages", RowList)
         states = stage_states(config, [self.host])
         rows = stage_rows(config, self.names, dict(states))
-        stages.styles.height = max(1, min(len(rows), 8))
+        shown = max(1, min(len(rows), 8))
+        stages.styles.height = shown
+        self.frame = 11 + shown
         stages.show(rows)
         if not self.names:
             self._say(
@@ -101,20 +101,14 @@ class LaunchDialog(Dialog):
             gates = await answer(self.console.fleet.gates(self.host.name, stage))
         except Exception as error:
             if self.is_running and stage == self.stage:
-                self._say(
-                    [(("unknown", " The gates could not be checked."),), (("text", f" {clean(str(error))}"),)]
-                )
+                self._say([(("unknown", " The gates could not be checked."),), (("text", f" {clean(str(error))}"),)])
             return
         if not self.is_running or stage != self.stage:
             return
         self.found = gates
         shut = not passed(gates)
         self.query_one("#reason").display = shut
-        hint = (
-            f"A gate is shut. R makes GPUs clean; a reason of {LEAST_REASON} letters or more launches anyway."
-            if shut
-            else ""
-        )
+        hint = "A gate is shut. Mend it, or give a reason to launch anyway." if shut else ""
         self._say(gate_rows(gates, self.text_width), hint or f"Every gate of {stage} is open.")
         self._open()
 

@@ -10,7 +10,7 @@ from tui.screens.base import Ticking, answer
 from tui.widgets.chrome_rows import foot_row
 from tui.widgets.painted import Painted, RowList
 from tui.widgets.rows import clean, spread
-from tui.widgets.run_rows import run_state
+from tui.widgets.run_rows import chosen_run, run_state
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -54,8 +54,8 @@ class LogScreen(Ticking):
 
     def on_mount(self) -> None:
         """Start with the newest run."""
-        runs = self.runs()
-        self._reset(self.run_id or (runs[0].id if runs else ""))
+        pick, runs = chosen_run([self.host]), self.runs()
+        self._reset(self.run_id or (pick[1].id if pick else runs[0].id if runs else ""))
         self.query_one("#lines").focus()
         self.tick()
 
@@ -96,9 +96,7 @@ class LogScreen(Ticking):
         # A carriage return draws over its line: of a progress bar only the last state is kept.
         *whole, self.tail = (self.tail + str(piece["text"])).replace("\r\n", "\n").split("\n")
         self.tail = self.tail[-65536:]
-        self.lines = [*self.lines, *((("text", clean(line.rsplit("\r", 1)[-1])),) for line in whole)][
-            -MOST_LINES:
-        ]
+        self.lines = [*self.lines, *((("text", clean(line.rsplit("\r", 1)[-1])),) for line in whole)][-MOST_LINES:]
         self._paint()
 
     def _paint(self) -> None:

@@ -26,9 +26,7 @@ def first_folder(host: HostState, config: Config) -> str:
     """Choose where to start: the newest run's output, a configured output, an allowed root, the home folder."""
     runs = sorted((run for run in list(host.runs.values()) if run.out_dir), key=lambda run: -run.started_at)
     outs = [
-        stage.out
-        for stage in config.stages.values()
-        if stage.out and (not stage.hosts or host.name in stage.hosts)
+        stage.out for stage in config.stages.values() if stage.out and (not stage.hosts or host.name in stage.hosts)
     ]
     return next(iter([*(run.out_dir for run in runs), *outs, *host.config.roots]), "~")
 
@@ -156,9 +154,7 @@ class ShardScreen(Ticking):
     def action_up(self) -> None:
         """Go to the folder above."""
         if self.path not in ("/", "~"):
-            self.open_folder(
-                posixpath.dirname(self.path.rstrip("/")) or "/", posixpath.basename(self.path.rstrip("/"))
-            )
+            self.open_folder(posixpath.dirname(self.path.rstrip("/")) or "/", posixpath.basename(self.path.rstrip("/")))
 
     def action_path(self) -> None:
         """Type a path."""

@@ -56,7 +56,5 @@ class StopDialog(Dialog):
         """Stop it, or leave."""
         if event.button.id == "go":
             app, run = self.console, self.run
-            app.ask(
-                app.fleet.stop_run(self.host.name, run.id), lambda _: app.say(f"{run.id}: stopping"), "stop"
-            )
+            app.ask(app.fleet.stop_run(self.host.name, run.id), lambda _: app.say(f"{run.id}: stopping"), "stop")
         self.action_close()

@@ -8,7 +8,7 @@ from backend.fleet import LinkState, badge
 from backend.wire import RUN_LIVE
 from tui import format
 from tui.actions import ACTIONS
-from tui.widgets.rows import clean, pad, spread
+from tui.widgets.rows import clean, pad, row_width, spread
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -23,21 +23,21 @@ EVENT_LEVELS = {"info": "dim", "warn": "warn", "bad": "bad"}
 def head_row(hosts: Collection[HostState], limits: Thresholds, width: int, now: float, paused: bool) -> Row:
     """Make the top line: how many hosts and GPUs are well, what is not, and the time."""
     left: list[Run] = [("accent", "eightzeros"), ("text", "  ")]
-    badges = [badge(host, index, limits) for host in hosts for index in host.gpu_indices]
-    live = sum(host.link.state is LinkState.LIVE for host in hosts)
+    live = [host for host in hosts if host.link.state in (LinkState.LIVE, LinkState.STALE)]
+    badges = [badge(host, index, limits) for host in live for index in host.gpu_indices]
+    gpus = sum(len(host.gpu_indices) for host in hosts)
     runs = sum(run.state in RUN_LIVE for host in hosts for run in list(host.runs.values()))
     fine = sum(item.level == "ok" for item in badges)
-    left += [
-        (
-            "text" if live == len(hosts) else "bad",
-            f"{live} of {len(hosts)} host{'s' * (len(hosts) != 1)} live",
-        )
-    ]
-    left += [("faint", " · "), ("ok" if fine == len(badges) else "text", f"{fine} of {len(badges)} GPUs OK")]
+    said = f"{len(live)} of {len(hosts)} host{'s' * (len(hosts) != 1)} live"
+    left.append(("text" if len(live) == len(hosts) else "bad", said))
+    if gpus:
+        left += [("faint", " · "), ("ok" if fine == gpus else "text", f"{fine} of {gpus} GPUs OK")]
     for level in ("bad", "unknown", "warn"):
-        words = sorted({item.word for item in badges if item.level == level})
-        for word in words:
-            left += [("faint", " · "), (level, f"{sum(item.word == word for item in badges)} {word}")]
+        for word in sorted({item.word for item in badges if item.level == level}):
+            count = sum(item.word == word and item.level == level for item in badges)
+            left += [("faint", " · "), (level, f"{count} {word}")]
+    if gpus > len(badges):
+        left += [("faint", " · "), ("unknown", f"{gpus - len(badges)} not seen")]
     if runs:
         left += [("faint", " · "), ("text", f"{runs} run{'s' * (runs != 1)}")]
     tail: list[Run] = [("warn-fill", " PAUSED "), ("text", " ")] if paused else []
@@ -50,7 +50,9 @@ def focus_row(host: HostState | None, index: int | None, limits: Thresholds, wid
         return pad([("dim", "no host in the configuration")], width)
     name = clean(host.name)
     if index is None:
-        return pad([("dim", f"{name}  "), ("unknown", clean(host.link.reason or host.link.state))], width)
+        hint = host.link.hint or ("C shows the key" if host.link.host_key else "")
+        said = f"{clean(host.link.reason or host.link.state)}{f' ({clean(hint)})' if hint else ''}"
+        return pad([("accent", f"{name}  "), ("text", said)], width)
     found = badge(host, index, limits)
     head: list[Run] = [("accent", f"{name} / {index}"), ("text", "  ")]
     if found.level != "ok":
@@ -81,9 +83,14 @@ def event_rows(events: Iterable[Event], many_hosts: bool) -> list[Row]:
 
 
 def foot_row(width: int, extra: Sequence[tuple[str, str]] = (), host: str = "") -> Row:
-    """Make the line of keys; `extra` are the screen's own, before the general ones, as (key, what it does)."""
-    keys = [*extra, *((action.key, action.label.lower()) for action in ACTIONS if action.footer)]
+    """Make the line of keys; a screen with keys of its own, as (key, what it does), names only the way out beside."""
+    general = [action for action in ACTIONS if action.footer and (not extra or action.id in ("help", "quit"))]
+    keys = [*extra, *((action.key, action.label.lower()) for action in general)]
+    tail: list[Run] = [("dim", "on "), ("accent", clean(host))] if host else []
+    room = width - row_width(tuple(tail)) - 1
     left: list[Run] = []
     for key, label in keys:
-        left += [("key", key), ("dim", f" {label}   ")]
-    return spread(left, [("dim", "on "), ("accent", clean(host))] if host else [], width)
+        part: list[Run] = [("key", key), ("dim", f" {label}   ")]
+        if row_width(tuple(left + part)) <= room + 3:
+            left += part
+    return spread(left, tail, width)

@@ -25,7 +25,7 @@ NAMES = {
     "pcie_width": "PCIe width", "fan_percent": "fan", "thermal_margin_c": "thermal margin",
 }  # fmt: skip
 REASONS = {
-    0x1: "idle", 0x2: "clocks set by an application", 0x4: "power cap (normal under load)", 0x8: "HW slowdown",
+    0x1: "idle", 0x2: "clocks set by an application", 0x4: "power cap", 0x8: "HW slowdown",
     0x10: "sync boost", 0x20: "SW thermal", 0x40: "HW thermal", 0x80: "HW power brake", 0x100: "display clocks",
 }  # fmt: skip
 CELL = 36
@@ -61,12 +61,8 @@ def gpu_rows(host: HostState, index: int, width: int, limits: Thresholds) -> lis
         rows += paragraph(found.detail, width, found.level if found.level != "ok" else "text", 2)
     if sample.problem and sample.problem != found.detail:
         rows += paragraph(sample.problem, width, "bad", 2)
-    rows += [
-        BLANK,
-        *_readings(host, index, width),
-        *_failures(host, index, width),
-        *_history(host, index, width),
-    ]
+    rows += [*_failures(host, index, width), BLANK, *holder_rows(sample.holders, width)]
+    rows += [BLANK, *_readings(host, index, width), *_history(host, index, width)]
     verdict = host.verdicts.get(index)
     if verdict:
         level = VERDICT_LEVELS.get(verdict.verdict, "unknown")
@@ -76,7 +72,7 @@ def gpu_rows(host: HostState, index: int, width: int, limits: Thresholds) -> lis
         ]
         if verdict.command:
             rows.append((("dim", "by hand       "), ("accent", clean(verdict.command))))
-    return [*rows, BLANK, *holder_rows(sample.holders, width)]
+    return rows
 
 
 def _readings(host: HostState, index: int, width: int) -> list[Row]:
@@ -84,13 +80,7 @@ def _readings(host: HostState, index: int, width: int) -> list[Row]:
     cells: list[Row] = []
     for name in (*LEAN, *SLOW):
         reading = host.reading(index, name)
-        style = (
-            "text"
-            if reading.ok
-            else "dim"
-            if reading.unsupported or format.reading(reading) == "?"
-            else "bad"
-        )
+        style = "text" if reading.ok else "dim" if reading.unsupported or format.reading(reading) == "?" else "bad"
         text = spell(name, reading)
         age = f" {format.age(reading.age_s)} old" if reading.ok and reading.age_s >= 15 else ""
         cells.append(pad([("dim", fit(NAMES.get(name, name), 17)), (style, text), ("faint", age)], CELL))
@@ -112,12 +102,10 @@ def _history(host: HostState, index: int, width: int) -> list[Row]:
     values = list(lines.get("utilisation_percent", ()))
     if not values:
         return []
-    cells = max(10, min(120, width - 28))
+    cells = max(10, min(120, width - 34))
     last = host.telemetry.seq if host.telemetry else 0
     rows: list[Row] = [BLANK]
-    rows.append(
-        (("dim", fit("utilisation", 17)), ("spark", spark(values, cells, last, 240)), ("dim", "  4 min"))
-    )
+    rows.append((("dim", fit("utilisation", 17)), ("spark", spark(values, cells, last, 240)), ("dim", "  4 min")))
     for name, ceiling in (("memory_used_bytes", _ceiling(host, index)), ("power_w", _limit(host, index))):
         share = [None if v is None or not ceiling else v * 100 / ceiling for v in list(lines.get(name, ()))]
         rows.append(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from backend.fleet import LinkState, badge
 from backend.wire import MIB
 from tui import format
-from tui.widgets.rows import bar, clean, fit, pad, right, row_width, spark, spread
+from tui.widgets.rows import bar, clean, fill, fit, pad, right, row_width, spark, spread
 
 if TYPE_CHECKING:
     from backend.config import Thresholds
@@ -79,28 +79,23 @@ def choose_form(width: int, height: int, gpus: list[int]) -> Form:
     return fitting or min(zip(needs, forms, strict=True), key=lambda pair: pair[0])[1]
 
 
-def panel_rows(
-    host: HostState, form: Form, limits: Thresholds, now: float, cursor: int | None = None
-) -> list[Row]:
+def panel_rows(host: HostState, form: Form, limits: Thresholds, now: float, cursor: int | None = None) -> list[Row]:
     """Make every row of a host. `now` is the monotonic clock; `cursor` the GPU position in focus, or None."""
     rows = [host_line(host, form.width, now, cursor is not None)]
     indices = host.gpu_indices
     if not indices:
-        return [*rows, pad([("text", "  "), ("unknown", _no_gpus(host))], form.width)]
+        return [*rows, pad([("text", "  "), ("dim", _no_gpus(host))], form.width)]
     for start in range(0, len(indices), form.across):
         group = indices[start : start + form.across]
-        panes = [
-            gpu_pane(host, index, form, limits, start + offset == cursor)
-            for offset, index in enumerate(group)
-        ]
+        panes = [gpu_pane(host, index, form, limits, start + offset == cursor) for offset, index in enumerate(group)]
         rows += [_join([pane[y] for pane in panes], form) for y in range(TILE_ROWS[form.kind])]
     return rows
 
 
 def _join(parts: list[Row], form: Form) -> Row:
     runs: list[Run] = [("text", " ")]
-    for part in parts:
-        runs += [*part, ("text", " " * form.gap)]
+    for number, part in enumerate(parts):
+        runs += [("text", " " * form.gap), *part] if number else part
     return pad(runs, form.width)
 
 
@@ -109,7 +104,8 @@ def _no_gpus(host: HostState) -> str:
         return clean(host.inventory.problem)
     if host.inventory:
         return "the driver reports no GPU"
-    return clean(host.link.reason) or "no answer from the driver yet"
+    live = host.link.state is LinkState.LIVE
+    return "no answer from the driver yet" if live else "its GPUs were not seen yet"
 
 
 def gpu_pane(host: HostState, index: int, form: Form, limits: Thresholds, focus: bool) -> list[Row]:
@@ -134,13 +130,19 @@ class Pane:
         self.total = total if total.ok or facts is None else facts.memory_total_bytes
         self.limit = facts.power_limit_w if facts else host.reading(index, "power_limit_w")
 
+    @property
+    def level(self) -> str:
+        """Return the badge's style; a host that is not there says so itself, so its GPUs stay quiet."""
+        gone = self.host.link.state in (LinkState.LOST, LinkState.REFUSED)
+        return "dim" if gone else self.badge.level
+
     def head(self, width: int) -> list[Run]:
         """Make the index and the badge."""
         mark = "mark" if self.focus else "dim"
         return [
             (mark, f"{self.index:>2}"),
             ("text", " "),
-            (self.badge.level, fit(self.badge.word, width - 3)),
+            (self.level, fit(self.badge.word, width - 3)),
         ]
 
     def broken(self, width: int) -> Row | None:
@@ -165,7 +167,7 @@ class Pane:
         used, total = self.used.number(), self.total.number()
         share = used / total if used is not None and total else None
         full = share is not None and share * 100 >= self.limits.memory_warn_percent
-        return bar(share, width, "warn" if full else "bar" if self.fresh else "dim")
+        return bar(share, width, "warn" if full else "bar" if self.fresh else "faint")
 
     def memory(self, width: int) -> Run:
         """Write used and total memory."""
@@ -189,9 +191,7 @@ class Pane:
         """Write the power and its limit."""
         reading = self.host.reading(self.index, "power_w")
         limit = self.limit.number()
-        text = format.reading(reading) + (
-            f"/{limit:.0f}W" if limit is not None else "W" if reading.ok else ""
-        )
+        text = format.reading(reading) + (f"/{limit:.0f}W" if limit is not None else "W" if reading.ok else "")
         return (self.tone(reading, "dim"), right(text, width))
 
     def clock(self, width: int) -> Run:
@@ -204,7 +204,7 @@ class Pane:
         line = self.host.history.get(self.index, {}).get("utilisation_percent", ())
         values = list(islice(line, max(0, len(line) - 120), None))
         last = self.host.telemetry.seq if self.host.telemetry else 0
-        return ("spark" if self.fresh else "dim", spark(values, cells, last))
+        return ("spark" if self.fresh else "faint", spark(values, cells, last))
 
     def holders(self, width: int) -> Run:
         """Name who holds the GPU, the largest first, and how many more there are."""
@@ -219,9 +219,9 @@ class Pane:
         """Make the whole GPU in one row."""
         gap, head = (" ", 11) if width < 110 else ("  ", 12)
         widths = {"memory": 13 if width < 110 else 15, "utilisation": 4, "heat": 5, "power": 8, "clock": 7}
-        broken = self.broken(width - head - 1)
+        broken = self.broken(width - head - len(gap))
         if broken:
-            return pad([*self.head(head), ("text", gap), *broken], width)
+            return (*self.head(head), ("text", gap), *broken)
         left = width - head - sum(widths.values()) - len(gap) * 8
         bar_width = max(4, min(40, left // 3))
         spark_width = max(4, min(30, left // 4))
@@ -293,10 +293,8 @@ def host_line(host: HostState, width: int, now: float, focus: bool = False) -> R
     if host.virtual:
         left += [("text", " "), ("warn", "VIRTUAL")]
     left += [("dim", "  " + text) for text in _host_words(host, now)]
-    tail = last_verdict(host)
-    if row_width(tuple(tail)) > width // 2:
-        tail = tail[:1]
-    return spread(left, tail, width)
+    tail = fill(last_verdict(host), width // 2)
+    return spread(fill(left, width - row_width(tuple(tail)) - 2), tail, width)
 
 
 def _host_words(host: HostState, now: float) -> list[str]:
@@ -304,7 +302,7 @@ def _host_words(host: HostState, now: float) -> list[str]:
         words = [clean(host.link.reason)] if host.link.reason else []
         if host.link.retry_in_s is not None:
             words.append(f"again in {host.link.retry_in_s:.0f} s")
-        age = host.age_s(now)
+        age = host.age_s(now) if host.telemetry else None
         return [*words, *([f"values are {format.age(age)} old"] if age is not None else [])]
     words = []
     if host.inventory and host.inventory.driver:
@@ -328,9 +326,7 @@ def last_verdict(host: HostState) -> list[Run]:
     # Minutes, not seconds: this line must not repaint four times a second.
     ago = max(0, int((time.time() - ended) / 60))
     zeros = " " + " ".join(above_baseline(gpu) for gpu in receipt.after) if len(receipt.after) <= 8 else ""
-    said = (
-        f"{ago} min ago" if 1 <= ago < 120 else "just now" if ago < 1 else f"{format.duration(ago * 60)} ago"
-    )
+    said = f"{ago} min ago" if 1 <= ago < 120 else "just now" if ago < 1 else f"{format.duration(ago * 60)} ago"
     level = VERDICT_LEVELS.get(receipt.verdict, "unknown")
     return [(level, receipt.verdict), (level, zeros), ("dim", f"  {said}")]
 

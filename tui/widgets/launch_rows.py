@@ -59,14 +59,13 @@ def gate_rows(gates: Sequence[Gate], width: int) -> list[Row]:
     rows: list[Row] = []
     for gate in sorted(gates, key=lambda item: item.ok is True):
         style, word = GATES[gate.ok]
-        head = f" {fit(word, 9)}{fit(clean(gate.name), 12)} "
+        head = f" {fit(word, 9)}{fit(clean(gate.name), 9)} "
         lines = paragraph(gate.detail, width - len(head), "text")
         rows.append(((style, head[:10]), ("strong", head[10:]), *lines[0]))
         rows += [((("text"), " " * len(head)), *line) for line in lines[1:]]
         if gate.ok is not True and gate.fix:
             rows += [
-                (("text", " " * len(head)), *line)
-                for line in paragraph(f"do: {gate.fix}", width - len(head), "accent")
+                (("text", " " * len(head)), *line) for line in paragraph(f"do: {gate.fix}", width - len(head), "accent")
             ]
     return rows
 

@@ -40,9 +40,7 @@ class RowStyles(Widget):
     def paint(self, row: Row, width: int, under: str = "") -> Strip:
         """Turn a row into a strip of exactly a width; `under` is a style laid over the whole row."""
         if self._row_styles is None:
-            self._row_styles = {
-                name: self.get_component_rich_style(f"row--{name}", partial=True) for name in STYLES
-            }
+            self._row_styles = {name: self.get_component_rich_style(f"row--{name}", partial=True) for name in STYLES}
         styles = self._row_styles
         # The line API paints no background for us, so every run starts from the widget's own style.
         base = self.rich_style + styles[under] if under else self.rich_style
@@ -163,4 +161,4 @@ class RowList(ScrollView, RowStyles, can_focus=True):
         row = self.lines[index] if index < len(self.lines) else BLANK
         width = self.size.width
         under = "cursor" if self.choosing and index == self.cursor and self.lines and self.has_focus else ""
-        return self.paint(pad(row, width) if under else row, width, under)
+        return self.paint(pad(row, width), width, under)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from backend.wire import CLEAN
 from tui import format
 from tui.widgets.host_rows import VERDICT_LEVELS, above_baseline
-from tui.widgets.rows import BLANK, clean, fit, pad, paragraph, right, row_width, spread
+from tui.widgets.rows import BLANK, clean, fit, pad, paragraph, right, row_width, spread, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from backend.fleet import ResetState
-    from backend.wire import GpuVerdict, Plan, Process, Receipt
+    from backend.wire import GpuVerdict, Plan, Process, Receipt, ResetEvent
     from tui.widgets.rows import Row
 
 BIG = {
@@ -22,6 +23,10 @@ BIG = {
     "8": ("╭─╮", "├─┤", "╰─╯"), "9": ("╭─╮", "╰─┤", "╶─╯"), "?": ("╶─╮", " ╶╯", " ╵ "),
 }  # fmt: skip
 """Digits of three rows, for the eight numbers that the whole tool is about."""
+
+
+EVENT_STYLES = {"note": "warn", "signal": "text", "verdict": "strong"}
+NBSP = "\u00a0"
 
 
 def gpu_list(gpus: list[int]) -> str:
@@ -41,7 +46,7 @@ def plan_rows(plan: Plan, width: int) -> list[Row]:
     if plan.victims:
         count = len(plan.victims)
         rows += [(("bad", f"KILLS {count} process{'es' * (count != 1)}"),)]
-        rows += [(("faint", f"{'pid':>8}  {'user':<10}{'GPUs':<9}{'memory':>10}  {'age':<12}how"),)]
+        rows += [(("faint", f"{'pid':>8}  {'user':<10}{'memory':>9}   {'age':<12} GPUs"),)]
         for victim in plan.victims:
             rows += _victim(victim, width)
     else:
@@ -67,14 +72,10 @@ def _victim(victim: Process, width: int) -> list[Row]:
     used = victim.used_bytes.number()
     amount = format.size(used) if used is not None else format.reading(victim.used_bytes)
     age = format.duration(victim.age_s) if victim.age_s is not None else "?"
-    line = f"{victim.pid:>8}  {fit(clean(victim.user), 10)}{fit(gpu_list(victim.gpus), 9)}{amount:>10}  {age:<12}"
-    rows: list[Row] = [pad([("strong", line), ("text", clean(victim.method))], width)]
+    line = f"{victim.pid:>8}  {fit(clean(victim.user), 10)}{amount:>9}   {age:<12} {gpu_list(victim.gpus)}"
+    rows: list[Row] = [pad([("strong", line)], width)]
     rows.append(pad([("dim", f"{'':>10}{clean(victim.command or victim.exe)}")], width))
-    if victim.reason:
-        rows += paragraph(
-            f"because it {victim.reason}" if victim.reason[:5] == "holds" else victim.reason, width, "dim", 10
-        )
-    return rows
+    return rows + paragraph(" · ".join(filter(None, (victim.reason, victim.method))), width, "dim", 10)
 
 
 def _section(title: str, style: str, lines: Iterable[str], width: int) -> list[Row]:
@@ -92,24 +93,36 @@ def _name(command: str) -> str:
 
 
 def running_rows(state: ResetState, elapsed_s: float, width: int) -> list[Row]:
-    """Show the phases so far with their durations, and what happened in each."""
+    """Show the phases so far with their durations, and what happened in each; of the memory only the newest."""
+    events = list(state.events)
+    phases = [at for at, event in enumerate(events) if event.kind == "phase"]
+    if not phases:
+        return [(("dim", "the reset has begun; its first step is not reported yet"),)]
     rows: list[Row] = []
-    phases = [at for at, event in enumerate(state.events) if event.kind == "phase"]
-    ends = {at: state.events[after].at_s for at, after in zip(phases, phases[1:], strict=False)}
-    for at, event in enumerate(state.events):
-        if event.kind == "phase":
-            open_ = at not in ends and state.running
-            end = ends.get(at, elapsed_s if state.running else state.events[-1].at_s)
-            mark = ("accent", "● ") if open_ else ("ok", "✓ ")
-            tail = [("accent" if open_ else "dim", format.duration(end - event.at_s))]
-            rows.append(spread([mark, ("strong", clean(event.text))], tail, width))
-        else:
-            style = {"note": "warn", "signal": "text", "verdict": "strong"}.get(event.kind, "dim")
-            rows.append(
-                pad([("faint", f"  {right(f'{event.at_s:.1f} s', 8)}  "), (style, clean(event.text))], width)
-            )
-    if not rows:
-        rows.append((("dim", "the reset has begun; its first step is not reported yet"),))
+    for start, end in itertools.pairwise([*phases, len(events)]):
+        open_ = end == len(events) and state.running
+        end_s = elapsed_s if open_ else events[min(end, len(events) - 1)].at_s
+        mark = ("accent", "● ") if open_ else ("ok", "✓ ")
+        tail = [("accent" if open_ else "dim", format.duration(end_s - events[start].at_s))]
+        rows.append(spread([mark, ("strong", clean(events[start].text))], tail, width))
+        rows += _phase_rows(events[start + 1 : end], width)
+    return rows
+
+
+def _phase_rows(events: list[ResetEvent], width: int) -> list[Row]:
+    rows: list[Row] = []
+    memory: dict[int, str] = {}
+    for event in events:
+        if event.kind == "memory" and "gpu" in event.data:
+            memory[int(event.data["gpu"])] = format.size(float(event.data.get("used_bytes") or 0))
+            continue
+        at, style = right(format.duration(event.at_s), 9), EVENT_STYLES.get(event.kind, "dim")
+        rows.append(pad([("faint", f"{at}  "), (style, clean(event.text))], width))
+    if memory:
+        words = "   ".join(f"{gpu}:{NBSP}{amount.replace(' ', NBSP)}" for gpu, amount in sorted(memory.items()))
+        rows += [
+            (("dim", f"{'' if number else 'GPU':>9}  {line}"),) for number, line in enumerate(wrap(words, width - 11))
+        ]
     return rows
 
 
@@ -137,7 +150,9 @@ def verdict_rows(receipt: Receipt, width: int) -> list[Row]:
     rows += _section("COULD NOT BE READ", "unknown", receipt.unseen, width)
     rows += _section("NOTES", "dim", receipt.notes, width)
     steps = [
-        f"{name} {format.duration(value)}" for name, value in receipt.durations.items() if name != "total"
+        f"{name} {format.duration(value).replace(' ', NBSP)}"
+        for name, value in receipt.durations.items()
+        if name != "total"
     ]
     rows += [BLANK, *paragraph(" · ".join(steps), width, "dim")] if steps else [BLANK]
     if receipt.path:
@@ -174,22 +189,15 @@ def big_numbers(gpus: list[GpuVerdict], width: int) -> list[Row]:
         )  # fmt: skip
     if not large:
         rows.append(
-            tuple(
-                (style, word.center(cells) + gap)
-                for word, cells, style in zip(words, wide, styles, strict=True)
-            )
+            tuple((style, word.center(cells) + gap) for word, cells, style in zip(words, wide, styles, strict=True))
         )
-    rows.append(
-        tuple(("dim", str(gpu.index).center(cells) + gap) for gpu, cells in zip(gpus, wide, strict=True))
-    )
+    rows.append(tuple(("dim", str(gpu.index).center(cells) + gap) for gpu, cells in zip(gpus, wide, strict=True)))
     known = all(gpu.baseline_bytes is not None for gpu in gpus)
     rows.append(
         (
             (
                 "dim",
-                "MiB above the recorded baseline, by GPU"
-                if known
-                else "MiB used, by GPU; no baseline is recorded",
+                "MiB above the recorded baseline, by GPU" if known else "MiB used, by GPU; no baseline is recorded",
             ),
         )
     )

@@ -67,6 +67,18 @@ def pad(row: Iterable[Run], width: int) -> Row:
     return tuple(result)
 
 
+def fill(runs: Iterable[Run], width: int) -> list[Run]:
+    """Take whole runs while they fit; only the first one is ever cut."""
+    result: list[Run] = []
+    for run in runs:
+        cells = cell_len(run[1])
+        if cells > width:
+            return result or [(run[0], fit(run[1], width))]
+        result.append(run)
+        width -= cells
+    return result
+
+
 def spread(left: Sequence[Run], tail: Sequence[Run], width: int) -> Row:
     """Set one part at the left edge and one at the right; the left part gives way where both do not fit."""
     end = row_width(tuple(tail))
@@ -114,7 +126,8 @@ def spark(values: Sequence[float | None], cells: int, last: int, span: int = 60)
 def wrap(text: str, width: int) -> list[str]:
     """Break text at spaces into lines of at most a width; a word that is longer is cut into pieces."""
     lines, line = [], ""
-    for word in clean(text).split():
+    # Only at plain spaces: a no-break space holds a number and its unit together.
+    for word in filter(None, clean(text).split(" ")):
         for piece in chop_cells(word, width) if cell_len(word) > width else [word]:
             if line and cell_len(line) + 1 + cell_len(piece) > width:
                 lines.append(line)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from backend.wire import RUN_LIVE, Run
 from tui import format
-from tui.widgets.rows import bar, clean, pad, row_width, spread
+from tui.widgets.rows import bar, clean, fill, pad, row_width, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,23 +73,19 @@ def progress_rows(
     """Make the four rows of the progress band. `now` is wall time; `others` counts further live runs."""
     if pick is None:
         return [
-            ((("strong"), "No run yet"),),
+            (("strong", "No run yet"),),
             (("dim", "L launches a stage; what runs is shown here."),),
             (),
             (),
         ]
     host, run = pick
     head = _head(host, run, limits, now, others)
-    title: list[Span] = [
-        ("strong", clean(run.label or run.stage)),
-        ("dim", f"  {run.id} on {clean(host.name)}"),
-    ]
-    rows: list[Row] = [spread(title, head, width)]
+    title: list[Span] = [("strong", clean(run.label or run.stage)), ("dim", f"  {clean(run.id)}")]
+    title.append(("dim", f" on {clean(host.name)}"))
+    rows: list[Row] = [spread(fill(title, width - row_width(tuple(head)) - 2), head, width)]
     progress = run.progress
     if progress is None:
-        reason = clean(run.reason) or (
-            "it writes no progress; O shows its log" if run.state in RUN_LIVE else ""
-        )
+        reason = clean(run.reason) or ("it writes no progress; O shows its log" if run.state in RUN_LIVE else "")
         return [*rows, pad([("dim", reason)], width), (), ()]
     return [
         *rows,
@@ -139,7 +135,7 @@ def _speed(progress: Progress, run: Run, width: int, now: float) -> Row:
     left.append(
         (
             "dim",
-            f"   {format.three(progress.samples_per_s)} samples/s  {format.short(progress.tokens_per_s)} tok/s",
+            f"   {format.few(progress.samples_per_s)} samples/s  {format.short(progress.tokens_per_s)} tok/s",
         )
     )
     eta = progress.eta_s()
