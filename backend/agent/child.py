@@ -8,10 +8,8 @@ and is reaped then.
 from __future__ import annotations
 
 import os
-import pickle
 import select
 import signal
-import struct
 import time
 from collections import deque
 from typing import Callable, Deque, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Tuple
@@ -33,7 +31,6 @@ CLOSE_WAIT_S = 1.0
 
 EXIT_WAIT_S = 0.1
 
-_LENGTH = struct.Struct("<I")
 _abandoned: List[int] = []
 
 
@@ -57,6 +54,7 @@ class DriverChild:
         self._make_driver = make_driver
         self.pid = 0
         self.ended = ""  # why the child is no more, in words
+        self.answered = 0  # readings that came, opening left out
         self._pidfd, self._requests, self._answers = -1, -1, -1
         self._partial = b""
         self._pending: Deque[Tuple[str, int]] = deque()
@@ -140,7 +138,7 @@ class DriverChild:
                 self.ended = "the driver's child ended (%s)" % self._exit_words()
                 break
             self._partial += data
-            found.extend(self._frames())
+            found.extend(self._whole())
         return found
 
     def gather(self, kind: str, indices: Iterable[int] = (OPEN,), deadline_s: Optional[float] = None) -> Gathered:
@@ -179,6 +177,13 @@ class DriverChild:
         self._close_files()
         reap()
 
+    def retire(self) -> None:
+        """Let an idle child leave by itself, without waiting and without a signal."""
+        if self.pid:
+            _abandoned.append(self.pid)
+            self.pid = 0
+        self._close_files()
+
     def close(self) -> None:
         """End the child: it leaves when its requests end; one that does not within a second is abandoned."""
         if self._requests >= 0:
@@ -192,20 +197,17 @@ class DriverChild:
             time.sleep(0.002)
         self.abandon()
 
-    def _frames(self) -> List[Answer]:
+    def _whole(self) -> List[Answer]:
+        """Take the answers that are whole out of what came, and count them off the pending ones."""
+        came, self._partial = driverloop.frames(self._partial)
         found = []
-        while len(self._partial) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._partial)
-            if len(self._partial) < _LENGTH.size + length:
-                break
-            frame = self._partial[_LENGTH.size : _LENGTH.size + length]
-            self._partial = self._partial[_LENGTH.size + length :]
-            answer = Answer(*pickle.loads(frame))
+        for answer in came:
             self._since = time.monotonic()
             if answer.kind == "opening":
                 self._pending[0] = ("open", answer.gpu)
                 continue
             self._pending.popleft()
+            self.answered += answer.kind != "open"
             found.append(answer)
         return found
 

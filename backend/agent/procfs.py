@@ -13,6 +13,7 @@ from backend.wire import printable
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+CHUNK_BYTES = 16384
 
 
 class Stat(NamedTuple):
@@ -34,12 +35,25 @@ class Stat(NamedTuple):
 
 
 def read_bytes(path: str, limit: int = 1 << 20) -> Optional[bytes]:
-    """Read a small file of /proc, or None where it is gone or forbidden."""
+    """Read a small file of /proc, or None where it is gone or forbidden.
+
+    In small chunks: a scan reads thousands of these files, and a buffer of `limit` bytes costs more than the read.
+    """
     try:
-        with open(path, "rb") as file:
-            return file.read(limit)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        found = os.read(fd, min(limit, CHUNK_BYTES))
+        chunk = found
+        while chunk and len(found) < limit:
+            chunk = os.read(fd, min(limit - len(found), CHUNK_BYTES))
+            found += chunk
+        return found
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def pids() -> Iterator[int]:

@@ -104,7 +104,10 @@ class Holder:
 
 @dataclass
 class GpuSample:
-    """The newest readings of one GPU, by name; units stand in the names (`LEAN` and `SLOW` list them)."""
+    """The newest readings of one GPU, by name; units stand in the names (`LEAN` and `SLOW` list them).
+
+    Where the list of holders could not be read, the failed reading "holders" says why: no holder is then no news.
+    """
 
     index: int
     readings: Dict[str, Reading] = field(default_factory=dict)

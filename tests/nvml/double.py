@@ -228,7 +228,7 @@ class NvmlDouble:
         self.rule(function, 0).error = error
 
     def hang(self, seconds: float | None = None, function: str = ANY) -> None:
-        """Let every GPU's calls block, or those of a function of the driver (nvmlInitWithFlags)."""
+        """Let every call block, or those of one function of the driver as a whole (nvmlInitWithFlags)."""
         until = float("inf") if seconds is None else time.monotonic() + seconds
         slots = range(MAX_GPUS + 1) if function == ANY else range(1)
         for slot in slots:
