@@ -133,6 +133,14 @@ class Sshd:
         self.process.wait(10)
 
 
+def configure(home: Path, text: str, *known: str) -> None:
+    """Write the operator's ~/.ssh."""
+    folder = home / ".ssh"
+    folder.mkdir(exist_ok=True)
+    (folder / "config").write_text(text)
+    (folder / "known_hosts").write_text("".join(known))
+
+
 def _name(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()

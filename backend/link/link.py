@@ -34,7 +34,7 @@ SILENT_S = 30.0
 WOKEN_S = 3.0
 """How long after waking up the connection has to bring something before it is opened anew."""
 
-WATCH_S = 0.25
+WATCH_S = 0.5
 NOTE_EVERY_S = 10.0
 CHUNK_BYTES = 128 * 1024
 LIVE = (LinkState.LIVE, LinkState.STALE)
