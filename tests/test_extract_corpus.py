@@ -113,9 +113,8 @@ def test_many_bad_lines_are_counted(tmp_path: Path) -> None:
 
 def test_masks_and_ids_are_optional(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
-    path.write_text(
-        '{"input_ids": [1, 2]}\n{"input_ids": [3], "loss_mask": [false], "id": 12}\n{"input_ids": [3], "id": "\\u001b[2J"}'
-    )
+    lines = ['{"input_ids": [1, 2]}', '{"input_ids": [3], "loss_mask": [false], "id": 12}']
+    path.write_text("\n".join([*lines, '{"input_ids": [3], "id": "\\u001b[2J"}']))
     corpus = Corpus(str(path), VOCAB)
     rows = [corpus.row(index) for index in range(3)]
     corpus.close()
