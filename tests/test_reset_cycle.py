@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from backend.agent import ours
-from backend.agent.reset import clearance, receipt, watch
+from backend.agent.files import write_json
+from backend.agent.reset import baseline, clearance, receipt, watch
 from backend.agent.reset.cycle import Cycle, main, one_at_a_time, verify
 from backend.agent.reset.ops import op_baseline_record, op_plan, prepare_start
 from backend.wire import CLEAN, MIB, NOT_CLEAN, UNHEALTHY, UNKNOWN, Plan, Receipt, Refused
@@ -318,7 +319,10 @@ def test_a_free_gpu_that_asks_for_repair_is_unhealthy(bench: Bench, name: str, s
     assert found[0].command.startswith("nvidia-smi")
 
 
-def test_the_baseline_is_what_was_recorded_for_this_driver(bench: Bench) -> None:
+def test_the_baseline_is_what_was_recorded_for_this_driver(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baseline, "SPAN_S", 0.2)
     bench.set(idle_bytes={"0": 400 * MIB})
     assert verify(bench.machine, accept_limited=True).verdict == NOT_CLEAN
     record = op_baseline_record(bench.machine, {})
@@ -343,14 +347,20 @@ def test_the_full_second_of_stability_is_kept_by_default(tmp_path: Path) -> None
     assert time.monotonic() - began >= 1.0
 
 
-def test_a_full_disk_takes_neither_verdict_nor_kill(bench: Bench, capsys: pytest.CaptureFixture[str],
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+@pytest.mark.parametrize("memory", [True, False], ids=["memory left", "nothing left"])
+def test_a_full_disk_takes_neither_verdict_nor_kill(
+    bench: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, memory: bool
+) -> None:
     holder = bench.start()
+    spare = os.path.join(bench.root, "memory")
 
     def full(path: str, record: Any) -> None:
-        raise OSError(28, "No space left on device")
+        if not memory or not path.startswith(spare):
+            raise OSError(28, "No space left on device")
+        write_json(path, record)
 
     monkeypatch.setattr(receipt, "write_json", full)
+    monkeypatch.setattr(receipt, "MEMORY", spare)
     status = Cycle(bench.machine, os.path.join(bench.root, "run"), {"id": "r1"}).run()
     assert status == 0
     assert not holder.alive()
@@ -358,6 +368,13 @@ def test_a_full_disk_takes_neither_verdict_nor_kill(bench: Bench, capsys: pytest
     assert "CLEAN" in said
     assert "receipt could not be written" in said
     assert "No space left" in said
+    if memory:
+        found = receipt.load("r1")
+        assert found.verdict == CLEAN
+        assert any("No space left" in note for note in found.notes)
+    else:
+        with pytest.raises(Refused, match="no receipt"):
+            receipt.load("r1")
 
 
 def test_a_second_operator_is_told_who_resets(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,7 +197,8 @@ class _Reader:
 
 def _read_whole(path: str) -> bytes:
     """Read a file of /proc to its end. Half the cost of a file object, and this is done for every process."""
-    fd, parts = os.open(path, os.O_RDONLY | os.O_CLOEXEC), []
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    parts: List[bytes] = []
     try:
         while True:
             part = os.read(fd, 1 << 16)

@@ -49,6 +49,11 @@ class GpuState:
     unknown: str = ""
 
     @property
+    def address(self) -> str:
+        """Return what nvidia-smi takes after -i; a GPU that is lost may have no UUID."""
+        return self.uuid or str(self.index)
+
+    @property
     def free(self) -> bool:
         """Say whether it is known to be free."""
         return not self.why and not self.unknown

@@ -26,7 +26,7 @@ from backend.agent.reset.plan import Runs, make_plan
 from backend.agent.reset.receipt import Journal, confirmed, store
 from backend.agent.reset.watch import Watch, nobody_exits
 from backend.agent.seam import Machine
-from backend.wire import GpuVerdict, Plan, Receipt, Refused
+from backend.wire import CLEAN, GpuVerdict, Plan, Receipt, Refused
 
 VERIFY_S = 1.0
 """A verification does not wait for what is not free: only for it to stay free."""
@@ -159,7 +159,8 @@ class Cycle:
         deadline_s = float(self._options.get("deadline_s") or plan.deadline_s)
         self._exiting = lambda: ladder.exiting() and time.monotonic() < ladder.last_signal_at + deadline_s
         if ladder.bound:
-            self._journal.write("phase", "stopping %d processes, %.0f s of grace" % (len(ladder.bound), grace_s))
+            count = "%d process%s" % (len(ladder.bound), "es" if len(ladder.bound) > 1 else "")
+            self._journal.write("phase", "stopping %s, at most %.0f s of grace" % (count, grace_s))
         else:
             self._journal.write("phase", "nobody to stop")
         self._receipt.durations.update(ladder.stop(grace_s, deadline_s))
@@ -234,8 +235,6 @@ def conclude(receipt: Receipt, journal: Journal) -> str:
     if journal.problem:
         receipt.notes.append(journal.problem)
     problem = store(receipt)
-    if problem:
-        receipt.notes.append(problem)
     return "; ".join(text for text in (journal.problem, problem) if text)
 
 
@@ -257,7 +256,7 @@ def verify(machine: Machine, *, accept_limited: bool, receipt_id: str = "") -> R
     finally:
         watch.close()
     receipt.verdict = verdict.worst(receipt.after)
-    if verdict.passes(receipt.verdict, accept_limited) and receipt.verdict != "CLEAN":
+    if verdict.passes(receipt.verdict, accept_limited) and receipt.verdict != CLEAN:
         receipt.notes.append("a limited verdict is accepted on this host")
     conclude(receipt, journal)
     return receipt

@@ -10,10 +10,10 @@ from backend.wire import NOT_READ, Reading
 Readings = Dict[str, Reading]
 
 ACTIONS = {
-    1: ("a GPU reset", "sudo nvidia-smi --gpu-reset -i {uuid}"),
+    1: ("a GPU reset", "sudo nvidia-smi --gpu-reset -i {address}"),
     2: ("a reboot of the host", "reboot the host"),
     3: ("draining its peer-to-peer traffic", "stop every job that uses its peers, then verify again"),
-    4: ("a drain, then a GPU reset", "stop every job on it, then sudo nvidia-smi --gpu-reset -i {uuid}"),
+    4: ("a drain, then a GPU reset", "stop every job on it, then sudo nvidia-smi --gpu-reset -i {address}"),
     5: ("recovery of IMEX", "restart the nvidia-imex service"),
     6: ("a bus reset", "reboot the host"),
     7: ("a system reboot", "reboot the host"),
@@ -42,7 +42,7 @@ def read(watch: Watch) -> Dict[int, Readings]:
     return found
 
 
-def findings(uuid: str, before: Readings, after: Readings) -> List[Finding]:
+def findings(address: str, before: Readings, after: Readings) -> List[Finding]:
     """Say what is wrong with a GPU: its records now, and what grew since before the reset."""
     found = []
     gone = [reading.problem for reading in after.values() if means_gone(reading.problem)]
@@ -53,18 +53,19 @@ def findings(uuid: str, before: Readings, after: Readings) -> List[Finding]:
     if number:
         unknown = ("action %d, which this version does not know" % number, "reboot the host")
         what, how = ACTIONS.get(int(number), unknown)
-        found.append(Finding("the driver asks for %s" % what, how.format(uuid=uuid), "nvidia-smi -q -i %s" % uuid))
+        found.append(Finding("the driver asks for %s" % what, how.format(address=address),
+                             "nvidia-smi -q -i %s" % address))  # fmt: skip
     rows = "nvidia-smi --query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure --format=csv"
     if after.get("remapped_failed", NOT_READ).number():
         found.append(Finding("a row of its memory could not be remapped", "have the GPU replaced", rows))
     if after.get("remapped_pending", NOT_READ).number():
-        text = "sudo nvidia-smi --gpu-reset -i %s, while nobody uses it" % uuid
+        text = "sudo nvidia-smi --gpu-reset -i %s, while nobody uses it" % address
         found.append(Finding("a row of its memory waits to be remapped", text, rows))
     grown = _grown(before, after)
     if grown:
-        shown = "nvidia-smi --query-gpu=ecc.errors.uncorrected.volatile.total --format=csv -i %s" % uuid
+        shown = "nvidia-smi --query-gpu=ecc.errors.uncorrected.volatile.total --format=csv -i %s" % address
         found.append(Finding("%d uncorrectable memory errors during the reset" % grown,
-                             "sudo nvidia-smi --gpu-reset -i %s" % uuid, shown))  # fmt: skip
+                             "sudo nvidia-smi --gpu-reset -i %s" % address, shown))  # fmt: skip
     return found
 
 

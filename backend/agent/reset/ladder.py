@@ -28,6 +28,9 @@ RECORD_S = 2.0
 """How long a run's supervisor may take to record the end of its run, after that end and before it is
 killed."""
 
+READ_EVERY_S = 0.1
+"""How often the memory is read while victims are waited for: for the journal, nothing depends on it."""
+
 Key = Tuple[int, int]
 LookAgain = Callable[[], Tuple[Look, Plan]]
 
@@ -53,6 +56,7 @@ class Ladder:
         self.respawned: List[str] = []
         self.last_signal_at = time.monotonic()
         self._told: Set[Key] = set()
+        self._next_reading = 0.0
 
     def bind(self, victims: List[Process]) -> None:
         """Hold every victim by a handle. One that has gone is noted; one that is no longer itself stops the
@@ -175,10 +179,13 @@ class Ladder:
             living = [one for one in living if not self._gone(one)]
             if not living or time.monotonic() >= until:
                 return
-            if self._watch.idle:
+            now = time.monotonic()
+            if self._watch.idle and now >= self._next_reading:
                 self._curve.note(self._watch.latest("occupancy"))
                 self._watch.request("occupancy")
-            self._watch.step(min(until, time.monotonic() + 0.1), [self.bound[one].fd for one in living], self.exiting)
+                self._next_reading = now + READ_EVERY_S
+            until_next = min(until, max(self._next_reading, now + 0.02))
+            self._watch.step(until_next, [self.bound[one].fd for one in living], self.exiting)
 
     def _gone(self, which: Key) -> bool:
         if not self.bound[which].gone():

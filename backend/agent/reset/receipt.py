@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from typing import Any, Dict, List, Optional
 
@@ -16,6 +17,7 @@ from backend.agent.paths import state_dir
 from backend.wire import GpuVerdict, Plan, Process, Reading, Receipt, Refused, ResetEvent, encode, from_dict
 
 JOURNAL = "journal.jsonl"
+MEMORY = "/dev/shm"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
@@ -65,16 +67,37 @@ def path_of(receipt_id: str) -> str:
     return os.path.join(state_dir("receipts"), receipt_id + ".json")
 
 
+def spare_folder() -> str:
+    """Return a folder in memory for what a full disk does not take; empty where it is not this user's own."""
+    folder = os.path.join(MEMORY, "eightzeros-%d" % os.geteuid())
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        found = os.lstat(folder)
+    except OSError:
+        return ""
+    return folder if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else ""
+
+
 def store(receipt: Receipt) -> str:
-    """Write a receipt and return an empty string, or why it could not be written."""
-    receipt.path = path_of(receipt.id)
+    """Write a receipt and return an empty string, or why it could not be written where it belongs.
+
+    On a full disk it goes to memory, where `load` finds it until the host restarts.
+    """
+    receipt.path = wanted = path_of(receipt.id)
     try:
         write_json(receipt.path, receipt)
+        return ""
     except OSError as error:
-        problem = "the receipt could not be written to %s: %s" % (receipt.path, error.strerror or error)
+        problem = "the receipt could not be written to %s: %s" % (wanted, error.strerror or error)
+    receipt.notes.append(problem)
+    folder = spare_folder()
+    receipt.path = os.path.join(folder, os.path.basename(wanted)) if folder else ""
+    try:
+        if folder:
+            write_json(receipt.path, receipt)
+    except OSError:
         receipt.path = ""
-        return problem
-    return ""
+    return problem
 
 
 def load(receipt_id: str) -> Receipt:
@@ -82,6 +105,8 @@ def load(receipt_id: str) -> Receipt:
     path = path_of(receipt_id)
     try:
         data = read_json(path)
+        if data is None:
+            data = read_json(os.path.join(spare_folder() or "/nonexistent", os.path.basename(path)))
     except (OSError, ValueError) as error:
         raise Refused("bad-receipt", str(error)) from None
     if not isinstance(data, dict):

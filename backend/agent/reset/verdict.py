@@ -16,7 +16,7 @@ def judge(state: GpuState, before: health.Readings, after: health.Readings) -> G
     """Weigh everything that is known of one GPU: the worst of it is the verdict, and every reason is said."""
     weighed: List[Tuple[str, str, str, str]] = []  # verdict, reason, action, command
     if state.unknown and not _gone(state):
-        weighed.append((UNKNOWN, state.unknown, REBOOT, "nvidia-smi -i %s" % state.uuid))
+        weighed.append((UNKNOWN, state.unknown, REBOOT, "nvidia-smi -i %s" % state.address))
     if state.why:
         weighed.append((NOT_CLEAN, "; ".join(state.why), _action(state), _command(state)))
     if _gone(state):
@@ -24,7 +24,7 @@ def judge(state: GpuState, before: health.Readings, after: health.Readings) -> G
                         "nvidia-smi -L"))  # fmt: skip
     else:
         weighed += [(UNHEALTHY, one.reason, one.action, one.command)
-                    for one in health.findings(state.uuid, before, after)]  # fmt: skip
+                    for one in health.findings(state.address, before, after)]  # fmt: skip
     gaps = state.limited + (health.unread(after) if not state.unknown else [])
     if gaps:
         weighed.append((LIMITED, "; ".join(gaps), "run it as root, or accept_limited for this host", "id -u"))
@@ -64,16 +64,16 @@ def _action(state: GpuState) -> str:
     if state.held_by:
         who = ", ".join(str(pid) for pid in sorted(state.held_by))
         return "stop process %s by its own means, or reset for other users too; then verify again" % who
-    return "see who is left; if no process holds it, sudo nvidia-smi --gpu-reset -i %s" % state.uuid
+    return "see who is left; if no process holds it, sudo nvidia-smi --gpu-reset -i %s" % state.address
 
 
 def _command(state: GpuState) -> str:
     if state.pids:
-        return "nvidia-smi --query-compute-apps=pid,used_memory --format=csv -i %s" % state.uuid
+        return "nvidia-smi --query-compute-apps=pid,used_memory --format=csv -i %s" % state.address
     if state.held_by:
         return "sudo fuser -v /dev/nvidia%d" % state.minor
     return _memory_command(state)
 
 
 def _memory_command(state: GpuState) -> str:
-    return "nvidia-smi --query-gpu=index,memory.used --format=csv -i %s" % state.uuid
+    return "nvidia-smi --query-gpu=index,memory.used --format=csv -i %s" % state.address
