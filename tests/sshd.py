@@ -81,6 +81,14 @@ class Sshd:
             )  # fmt: skip
         until(lambda: self.process.poll() is None and "listening on" in self.log_path.read_text())
 
+    def restart(self, extra: str) -> None:
+        """Start again with more lines of configuration."""
+        self.stop()
+        with (self.folder / "sshd_config").open("a") as file:
+            file.write(f"{extra}\n")
+        self.log_path.unlink()
+        self._start()
+
     def known_hosts_line(self, key: str | None = None) -> str:
         """Return the line that makes this server known, or known under another key."""
         return f"[127.0.0.1]:{self.port} {key or self.host_public}\n"

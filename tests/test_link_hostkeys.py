@@ -123,6 +123,38 @@ async def test_an_unknown_key_of_the_bastion_is_the_bastions(
     assert bastion.known_hosts_line() == (tmp_path / "own").read_text()
 
 
+@pytest.mark.parametrize("case", ["authority", "plain key", "neither", "authority revoked", "key revoked"])
+async def test_a_host_certificate_counts_where_its_authority_is_known(
+    home: Path, tmp_path: Path, sshd: Callable[..., Sshd], case: str
+) -> None:
+    server = sshd()
+    authority = keygen(tmp_path / "authority")
+    public = f"{server.folder}/host.pub"
+    ssh_keygen("-q", "-s", f"{tmp_path}/authority", "-h", "-I", "gpu", "-n", "rack-7", public)
+    server.restart(f"HostCertificate {server.folder}/host-cert.pub")
+    known = {
+        "authority": f"@cert-authority rack-* {authority}\n",
+        "plain key": f"rack-7 {server.host_public}\n",
+        "neither": f"@cert-authority other {authority}\n",
+        "authority revoked": f"@cert-authority rack-* {authority}\n@revoked * {authority}\n",
+        "key revoked": f"@cert-authority rack-* {authority}\n@revoked * {server.host_public}\n",
+    }[case]
+    configure(home, server.config("gpu-1", "  HostKeyAlias rack-7\n"), known)
+    operator = Operator(here(address="gpu-1"))
+    async with operator.watching():
+        if case in ("authority", "plain key"):
+            await operator.reaches(LinkState.LIVE)
+            return
+        status = await operator.reaches(LinkState.REFUSED)
+        assert status.code == "host-key"
+        if case == "key revoked":
+            assert "revoked" in status.reason
+            assert status.host_key is None, "there is nothing to accept"
+        else:
+            assert status.host_key is not None
+            assert status.host_key.verdict == "unknown"
+
+
 async def test_a_refused_key_is_not_tried_again_by_itself(
     home: Path, tmp_path: Path, sshd: Callable[..., Sshd]
 ) -> None:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from backend.link.status import HostKey
 
 FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+CIPHERS = "^aes128-gcm@openssh.com"
+"""Preferred, the others stay: one call a packet where chacha20 takes three. 64 hosts at 1 Hz with 3 KB a line took
+4.1 and 4.4 % of a core with it, 4.7 and 4.9 % without, in turns on one machine."""
+
 CONNECT_S = 10.0
 LOGIN_S = 20.0
 KEEPALIVE_S = 5
@@ -74,6 +78,7 @@ async def connect(settings: Settings, ours: Path, tunnel: asyncssh.SSHClientConn
                 server_host_key_algs=known.algorithms(), client_factory=lambda: client,
                 host_key_alias=settings.host_key_alias or None, x509_trusted_certs=None,
                 client_keys=None, agent_path=None, preferred_auth=["publickey"], gss_host=None, password=None,
+                encryption_algs=CIPHERS,
                 agent_forwarding=False, family=FAMILIES.get(settings.family, socket.AF_UNSPEC),
                 connect_timeout=CONNECT_S, login_timeout=LOGIN_S,
                 keepalive_interval=KEEPALIVE_S, keepalive_count_max=KEEPALIVES, utf8_decode_errors="replace",
