@@ -121,11 +121,11 @@ def _unpacked(kind: str, value: Any) -> Any:
     return (_readings(readings) if kind == "lean" else Reading(*readings)), contexts
 
 
-def _plain(readings: Dict[str, Reading]) -> Dict[str, Tuple[Any, float, str]]:
+def _plain(readings: Dict[str, Reading]) -> Dict[str, Tuple[Any, ...]]:
     return {name: tuple(reading) for name, reading in readings.items()}
 
 
-def _readings(plain: Dict[str, Tuple[Any, float, str]]) -> Dict[str, Reading]:
+def _readings(plain: Dict[str, Tuple[Any, ...]]) -> Dict[str, Reading]:
     return {name: Reading(*reading) for name, reading in plain.items()}
 
 

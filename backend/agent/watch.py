@@ -116,10 +116,9 @@ class DriverWatch:
         given_up = self._given_up.get(index)
         if given_up is not None:
             return given_up.reason or "not answering for %.0f s" % (now - given_up.since)
-        serving = self._serving
-        if serving is not None and serving.waiting_for and serving.waiting_for[1] == index:
-            if serving.waited_s() > OVERDUE_S:
-                return "not answering for %.0f s" % serving.waited_s()
+        waiting = self._serving.waiting_for if self._serving is not None else None
+        if self._serving is not None and waiting and waiting[1] == index and self._serving.waited_s() > OVERDUE_S:
+            return "not answering for %.0f s" % self._serving.waited_s()
         newest = self.newest.get(index)
         if newest is None and self.inventory.problem:
             return self.inventory.problem

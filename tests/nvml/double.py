@@ -1,4 +1,4 @@
-"""NvmlDouble: a driver whose answers, faults and hangs a test chooses, loaded by the real pynvml."""
+"""A driver whose answers, faults and hangs a test chooses, loaded by the real pynvml."""
 
 from __future__ import annotations
 
