@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 DEMO_S = 110
+VERDICT = "CLEAN" if os.geteuid() == 0 else "CLEAN (limited)"
+"""Without root the files of other users cannot be looked into, here as on a real host, and the verdict says so."""
+
 SHARD = re.compile(r"rows_0-2000/data_(\d+)\.ckpt")
 
 
@@ -120,7 +123,7 @@ def test_it_says_that_all_went_well_and_prints_one_object(demo: Demo) -> None:
     assert demo.code == 0, demo.stderr
     assert demo.said["virtual"] is True
     assert (demo.said["samples"], demo.said["shards"], demo.said["gpus"]) == (demo.samples, demo.samples, 8)
-    assert (demo.said["verdict"], demo.said["killed"]) == ("CLEAN", 9)
+    assert (demo.said["verdict"], demo.said["killed"]) == (VERDICT, 9)
     assert 0 < demo.said["resumed"] < demo.samples
 
 
@@ -208,7 +211,7 @@ def test_the_receipt_names_signals_to_the_victims_only(demo: Demo) -> None:
     assert receipt["virtual"] is True
     assert receipt["survivors"] == []
     assert [(gpu["index"], gpu["verdict"], gpu["used_bytes"][0]) for gpu in receipt["after"]] == [
-        (index, "CLEAN", 0) for index in range(8)
+        (index, VERDICT, 0) for index in range(8)
     ]
     assert all(gpu["verdict"] == "NOT CLEAN" and gpu["used_bytes"][0] >= 60 << 30 for gpu in receipt["before"])
 

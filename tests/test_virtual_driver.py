@@ -162,10 +162,7 @@ def test_load_shows_in_every_reading_and_lags_after_the_end(cast: Cast) -> None:
 
     def hot() -> bool:
         readings = driver.lean(0)[0]
-        return (
-            float(readings["power_w"].number() or 0) > 400
-            and int(readings["temperature_c"].number() or 0) > 30
-        )
+        return float(readings["power_w"].number() or 0) > 400 and int(readings["temperature_c"].number() or 0) > 30
 
     until(hot)
     busy = driver.lean(0)[0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backend.agent import procfs
+from backend.agent.holders import scan
 from backend.virtual.driver import VirtualDevices, VirtualDriver
 from backend.virtual.holder import numbers
 from tests.virtualcast import Cast, gone, kill
@@ -82,6 +83,13 @@ def test_a_monitor_opens_the_devices_and_claims_nothing(cast: Cast) -> None:
     found = {devices.gpus_of(os.stat(f"{folder}/{fd}")) for fd in os.listdir(folder)} - {None}
     assert found == {(), (0,), (1,), (2,), (3,)}
     assert VirtualDriver(str(cast.root)).occupancy(0)[1].processes == []
+
+
+def test_holders_have_a_device_open_as_often_as_was_read_on_an_h200(cast: Cast) -> None:
+    (rank,), (monitor,) = cast.hold("--gpus", "1"), cast.hold("--gpus", "1", "--monitor")
+    found = scan(VirtualDevices(str(cast.root))).holdings
+    assert (found[rank["pid"]].fds[1], found[rank["pid"]].maps[1]) == (20, 3)
+    assert (found[monitor["pid"]].fds[1], found[monitor["pid"]].maps.get(1, 0)) == (3, 0)
 
 
 def test_a_bystander_holds_nothing(cast: Cast) -> None:

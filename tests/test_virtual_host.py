@@ -91,6 +91,27 @@ def test_the_cast_ends_with_the_process_that_put_it_up_whatever_ends_that(tmp_pa
     until(lambda: not living(cast))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_told_to_end_takes_everything_down(tmp_path: Path, number: signal.Signals) -> None:
+    words = [sys.executable, "-m", "tui.cli", "demo", "--headless", "--samples", "8"]
+    surroundings = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, cwd=CHECKOUT, env=surroundings, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        try:
+            said = process.stderr.readline()
+            (folder,) = tmp_path.glob("eightzeros-demo-*")
+            cast = [json.loads(path.read_bytes()) for path in (folder / "gpus" / "cast").iterdir()]
+            process.send_signal(number)
+            assert process.wait(60) == 128 + number
+        finally:
+            process.kill()
+    assert b"8 virtual GPUs" in said
+    assert len(cast) == 12
+    assert living(cast) == []
+    assert belongings.started_under(folder / "home") == []
+    assert not folder.exists()
+
+
 def test_a_folder_that_holds_anything_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis.tex").touch()
     assert demo.run_headless(16, tmp_path) == demo.USAGE

@@ -50,9 +50,7 @@ async def test_bytes_pass_unchanged_and_the_exit_code_comes_back(server: SshServ
     assert killed.exit_signal[0] == "KILL"
 
 
-async def test_a_command_finds_the_home_of_the_virtual_host_and_our_python(
-    server: SshServer, tmp_path: Path
-) -> None:
+async def test_a_command_finds_the_home_of_the_virtual_host_and_our_python(server: SshServer, tmp_path: Path) -> None:
     async with connect(server) as connection:
         done = await connection.run("pwd; echo $HOME; command -v python3; env | grep -c ^XDG_")
     home = str(tmp_path / "home")
@@ -76,13 +74,9 @@ async def test_each_server_has_a_host_key_of_its_own(server: SshServer, tmp_path
     assert (server.keys.client.stat().st_mode & 0o777) == 0o600
 
 
-async def test_a_command_outlives_its_connection_and_finds_its_stdin_closed(
-    server: SshServer, tmp_path: Path
-) -> None:
+async def test_a_command_outlives_its_connection_and_finds_its_stdin_closed(server: SshServer, tmp_path: Path) -> None:
     pidfile, ended = tmp_path / "pid", tmp_path / "ended"
-    script = (
-        f"echo $$ > {pidfile}.new; mv {pidfile}.new {pidfile}; cat > /dev/null; echo > {ended}; exec sleep 60"
-    )
+    script = f"echo $$ > {pidfile}.new; mv {pidfile}.new {pidfile}; cat > /dev/null; echo > {ended}; exec sleep 60"
     async with connect(server) as connection:
         await connection.create_process(script, encoding=None)
         await connection.run(f"while ! test -e {pidfile}; do sleep 0.02; done")

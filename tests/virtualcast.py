@@ -33,9 +33,7 @@ class Cast:
     def __enter__(self) -> Cast:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._write_end)
         os.close(self._read_end)
         for record in self.records():

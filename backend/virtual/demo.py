@@ -7,6 +7,7 @@ of that and looks for itself, which is what `keep` leaves everything for.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -24,6 +25,7 @@ from backend.wire import CLEAN, GIB, LIMITED, Receipt, Refused, Run, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from backend.fleet import HostState
 
@@ -54,7 +56,7 @@ def run_headless(samples: int, keep: Path | None, *, as_json: bool = False) -> i
         _complain(f"{samples} samples are done before a kill can come between: take {LEAST_SAMPLES} or more")
         return USAGE
     try:
-        with folder(keep) as place, VirtualHost(place, samples, HEADLESS_TOKENS) as host:
+        with tidy_end(), folder(keep) as place, VirtualHost(place, samples, HEADLESS_TOKENS) as host:
             result = Rehearsal(host).run()
     except FileExistsError as error:
         _complain(str(error))
@@ -77,12 +79,27 @@ def fleet(samples: int, keep: Path | None = None) -> Iterator[Fleet]:
 
     Raises FileExistsError where `keep` holds anything.
     """
-    with folder(keep) as place, VirtualHost(place, samples, CONSOLE_TOKENS) as host:
+    with tidy_end(), folder(keep) as place, VirtualHost(place, samples, CONSOLE_TOKENS) as host:
         ours = Fleet(host.config(), archives=host.archive)
         try:
             yield ours
         finally:
             ours.stop()
+
+
+@contextmanager
+def tidy_end() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal end the demo as an exception does, so that it takes everything down."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -26,6 +26,9 @@ GPUS = 8
 CAST_S = 30.0
 RANK_TITLE = "sglang::scheduler_TP{rank}"
 SERVER_TITLE = "python3 -m sglang.launch_server --model-path /models/Kimi-K2.5 --tp-size 8"
+HABITS = ("--ignore-term", "3", "--heir", "5", "--orphan", "6")
+"""What makes the end of the server hard that is found on the host; one that is launched there later has none of it."""
+
 SHIPPED = tuple(f"backend.virtual.{name}" for name in ("claims", "driver"))
 PATIENCE_S = 2.0
 
@@ -68,17 +71,8 @@ class VirtualHost:
         self._server.start()
         self._lifeline = os.pipe()
         for words in (
-            serving_words(self.root),
-            [
-                *_holder(self.root),
-                "--gpus",
-                f"0-{GPUS - 1}",
-                "--monitor",
-                "--title",
-                "nvitop",
-                "--role",
-                "monitor",
-            ],
+            [*serving_words(self.root), *HABITS],
+            [*_holder(self.root), "--gpus", f"0-{GPUS - 1}", "--monitor", "--title", "nvitop", "--role", "monitor"],
             [*_holder(self.root), "--title", "vim sglang_server.log", "--role", "bystander"],
         ):
             self._start([*words, "--lifeline", str(self._lifeline[0])])
@@ -140,11 +134,7 @@ class VirtualHost:
             accept_limited=os.geteuid() != 0,  # the files of other users cannot be looked into, as on a real host
         )
         serve = Stage(
-            hosts=[NAME],
-            command=serving_words(self.root),
-            needs=["clean-gpus"],
-            env=_importable(),
-            grace_s=10.0,
+            hosts=[NAME], command=serving_words(self.root), needs=["clean-gpus"], env=_importable(), grace_s=10.0
         )
         extract = Stage(
             kind="extract", hosts=[NAME], engine="embedded", python=sys.executable, corpus=str(self.corpus),
@@ -159,11 +149,10 @@ def _holder(root: Path) -> list[str]:
 
 
 def serving_words(root: Path) -> list[str]:
-    """Return the command of the server that holds every GPU, with the habits that make its end hard."""
+    """Return the command of a server with a rank on every GPU."""
     return [
         *_holder(root), "--gpus", f"0-{GPUS - 1}", "--per-gpu", "--gib", "60-110", "--load", "0.9",
         "--title", RANK_TITLE, "--parent-title", SERVER_TITLE,
-        "--ignore-term", "3", "--heir", "5", "--orphan", "6",
     ]  # fmt: skip
 
 
