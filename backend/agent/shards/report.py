@@ -31,6 +31,7 @@ class Report:
         self.notes_left_out = 0
         self.values_left_out = 0
         self._listed_bytes = 0
+        self.full = False
         self._keys: Set[str] = set()
 
     def note(self, code: str, text: str, level: str = ERROR) -> None:
@@ -43,15 +44,21 @@ class Report:
         else:
             self.notes_left_out += 1
 
+    def count(self, size_bytes: Optional[int]) -> None:
+        """Count a tensor that is not listed, which is cheap: there may be many."""
+        self.tensors += 1
+        self.logical_bytes += size_bytes or 0
+
     def tensor(self, entry: Dict[str, Any]) -> None:
         """Add a tensor. Its key is made distinct, so that two rows can always be told apart."""
-        self.tensors += 1
-        self.logical_bytes += entry["bytes"] or 0
+        self.count(entry["bytes"])
+        if self.full:
+            return
         entry["key"] = self._distinct(entry["key"])
-        cost = len(json.dumps(entry, separators=(",", ":"))) + 1
-        if len(self.entries) < MAX_ENTRIES and self._listed_bytes + cost <= MAX_LISTED_BYTES:
+        self._listed_bytes += len(json.dumps(entry, separators=(",", ":"))) + 1
+        self.full = len(self.entries) >= MAX_ENTRIES or self._listed_bytes > MAX_LISTED_BYTES
+        if not self.full:
             self.entries.append(entry)
-            self._listed_bytes += cost
 
     def value(self, key: str, text: str) -> None:
         """Add something that is no tensor."""
@@ -64,8 +71,7 @@ class Report:
         name, number = key, 2
         while name in self._keys:
             name, number = "%s #%d" % (key, number), number + 1
-        if len(self._keys) < MAX_ENTRIES:
-            self._keys.add(name)
+        self._keys.add(name)
         return name
 
     @property

@@ -273,7 +273,10 @@ def _rows(report: Report, root: Any, unpickler: Unpickler, where: Dict[str, Exte
     for key, leaf in walk.leaves(root, report):
         if isinstance(leaf, Tensor):
             used.setdefault(leaf.storage.key, []).append(leaf)
-            report.tensor(_row(report, key, leaf, where.get(leaf.storage.key, Extent(None, 0))))
+            if report.full and leaf.end * (leaf.item_bytes or 0) <= leaf.storage.size_bytes:
+                report.count(leaf.size_bytes)
+            else:
+                report.tensor(_row(report, key, leaf, where.get(leaf.storage.key, Extent(None, 0))))
         else:
             report.value(key or "(root)", walk.text_of(leaf))
             if isinstance(leaf, Opaque) and not key:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 from backend.agent.shards.nodes import Global, Mapping, Opaque, Storage, Tensor
 from backend.agent.shards.report import ERROR, INFO, Report
 from backend.wire import printable
 
 MAX_DEPTH = 200
-MAX_VISITS = 200_000
+MAX_VISITS = 100_000
 MAX_KEY_CHARS = 100
 MAX_PATH_CHARS = 400
 _LONG_LIST = 16
@@ -24,12 +24,13 @@ _PLAIN = {int, float, bool, str, bytes, type(None)}
 def leaves(root: Any, report: Report) -> Iterator[Tuple[str, Any]]:
     """Yield (key, leaf) in the file's order. A structure too deep or too large is cut, with a note."""
     todo: List[Tuple[str, Any, int]] = [("", root, 0)]
+    plain = _PlainLists()
     visits = 0
     while todo:
         key, node, depth = todo.pop()
-        below = _children(key, node)
-        visits += 1 + len(below)
-        if visits > MAX_VISITS:
+        below = _children(key, node, plain)
+        visits += 1
+        if visits + len(todo) + len(below) > MAX_VISITS:
             report.note("too-large", "it holds more than %d values; the rest is not listed" % MAX_VISITS, ERROR)
             return
         if isinstance(node, (Tensor, Opaque)) or not below:
@@ -72,26 +73,39 @@ def note_names(names: List[str], report: Report) -> None:
         report.note("opaque", "loading it would import %s%s; nothing was imported here" % (shown, more), INFO)
 
 
-def _children(key: str, node: Any) -> List[Tuple[str, Any]]:
+class _PlainLists:
+    """Which lists hold only plain values. Each is looked through once, however often the structure shares it."""
+
+    def __init__(self) -> None:
+        self._known: Dict[int, bool] = {}
+
+    def holds(self, node: Any) -> bool:
+        """Say whether a list or tuple, which the caller keeps alive, holds only plain values."""
+        if id(node) not in self._known:
+            self._known[id(node)] = not set(map(type, node)) - _PLAIN
+        return self._known[id(node)]
+
+
+def _children(key: str, node: Any, plain: _PlainLists) -> List[Tuple[str, Any]]:
     if isinstance(node, Mapping):
         return [(_join(key, name), child) for name, child in node.pairs]
     if isinstance(node, (list, tuple)):
-        if len(node) > _LONG_LIST and not set(map(type, node)) - _PLAIN:
+        if len(node) > _LONG_LIST and plain.holds(node):
             return []
         return [(_cut("%s[%d]" % (key, number)), child) for number, child in enumerate(node)]
     if isinstance(node, Tensor):
-        return [(_cut(key + ".attributes"), child) for child in node.extra if _matters(child)]
+        return [(_cut(key + ".attributes"), child) for child in node.extra if _matters(child, plain)]
     if isinstance(node, Opaque):
-        return [(_cut("%s.part%d" % (key, n)), child) for n, child in enumerate(node.parts) if _matters(child)]
+        return [(_cut("%s.part%d" % (key, n)), child) for n, child in enumerate(node.parts) if _matters(child, plain)]
     return []
 
 
-def _matters(node: Any) -> bool:
+def _matters(node: Any, plain: _PlainLists) -> bool:
     """Say whether a part of an object is worth a row: plain values and empty containers are not."""
     if isinstance(node, Mapping):
         return bool(node.pairs)
     if isinstance(node, (list, tuple)):
-        return bool(node) and bool(set(map(type, node)) - _PLAIN)
+        return bool(node) and not plain.holds(node)
     return isinstance(node, (Tensor, Opaque))
 
 
