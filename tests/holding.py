@@ -16,6 +16,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -209,6 +210,13 @@ class Modes:
             assert libc.mmap(None, ctypes.c_size_t(4096), readable, shared, fd, ctypes.c_long(0))
             os.close(fd)
         ready(os.getpid())
+
+    def zombie_leader(self) -> None:
+        """End the first thread while another goes on: the process shows as a zombie and holds everything."""
+        self._hold()
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        ready(os.getpid())
+        ctypes.CDLL(None).pthread_exit(None)
 
     def with_child(self) -> None:
         """Start a child that holds nothing itself."""

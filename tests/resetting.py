@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from backend.agent.seam import ContextList, DeviceTable, Driver, Machine
+from backend.agent.seam import ContextList, DeviceTable, Driver, DriverError, Machine
 from backend.wire import NOT_SUPPORTED, SLOW, GpuFacts, Inventory, Reading, failed
 from tests import holding
 
@@ -41,7 +41,7 @@ class ClaimDriver(Driver):
     """Reads claims and a script of faults from files, so that the test can change them while the driver's
     child runs.
 
-    settings.json: {gpus, idle_bytes: {index: n}, hang: [index], blocks_at_exit: bool, readings: {index:
+    settings.json: {gpus, idle_bytes: {index: n}, hang: [index], blocks_at_exit: bool, broken: text, readings: {index:
     {name: value}}, lost: [index]}
     """
 
@@ -53,7 +53,10 @@ class ClaimDriver(Driver):
             return json.load(file)
 
     def open(self) -> Inventory:
-        count = self._settings()["gpus"]
+        settings = self._settings()
+        if settings.get("broken"):
+            raise DriverError(settings["broken"])
+        count = settings["gpus"]
         return Inventory("580.1", "13.0", [GpuFacts(i, f"GPU-{i:04d}", "Test GPU", minor=i) for i in range(count)])
 
     def occupancy(self, index: int) -> tuple[Reading, ContextList]:

@@ -58,7 +58,7 @@ def reasons(bench: Bench) -> dict[int, str]:
     return {one.pid: one.reason for one in plan(bench).spared}
 
 
-@pytest.mark.parametrize("mode", ["plain", "stopped", "orphan", "mapped", "slow-exit"])
+@pytest.mark.parametrize("mode", ["plain", "stopped", "orphan", "mapped", "zombie-leader", "slow-exit"])
 def test_ends_a_holder_whatever_state_it_is_in(bench: Bench, mode: str) -> None:
     holder = bench.start(mode)
     status, said = reset(bench)
@@ -296,6 +296,32 @@ def test_a_driver_that_hangs_is_unknown_and_the_other_gpus_are_judged(
     assert said.verdict == UNKNOWN
     assert [one.verdict for one in said.after] == [UNKNOWN, CLEAN]
     assert "not answering" in said.after[0].reason
+
+
+def test_two_gpus_that_hang_are_a_driver_that_hangs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch.Watch.__init__, "__defaults__", (0.3,))
+    bench.set(hang=[0, 1])
+    said = verify(bench.machine, accept_limited=True)
+    assert [one.verdict for one in said.after] == [UNKNOWN, UNKNOWN]
+
+
+def test_a_killed_driver_child_is_started_again_and_blames_no_gpu(bench: Bench) -> None:
+    seeing = watch.Watch(bench.machine.driver)
+    try:
+        assert len(seeing.open().gpus) == 2
+        os.kill(seeing._child.pid, signal.SIGKILL)
+        assert sorted(seeing.occupancy()) == [0, 1]
+        assert seeing.unknown == {}
+    finally:
+        seeing.close()
+
+
+def test_without_a_driver_nothing_is_called_clean(bench: Bench) -> None:
+    bench.set(broken="the NVIDIA kernel module is not loaded")
+    said = verify(bench.machine, accept_limited=True)
+    assert (said.verdict, said.after) == (UNKNOWN, [])
+    assert any("kernel module" in note for note in said.notes)
+    assert any("kernel module" in text for text in plan(bench).unseen)
 
 
 def test_a_lost_gpu_is_unhealthy(bench: Bench) -> None:

@@ -96,8 +96,7 @@ def _memory_and_lists(state: GpuState, used: Reading, contexts: ContextList) -> 
 
 
 def _listed(pid: int, kind: str) -> str:
-    stat = procfs.stat(pid)
-    if stat is None or stat.dead:
+    if not lives(pid):
         return "the driver still names process %d, which is gone" % pid
     return "process %d (%s) has a %s context" % (pid, procfs.command(pid, 60), kind)
 
@@ -226,9 +225,10 @@ class Clearing:
         """Say whether every GPU that is not free is held by a process that lives on, so that waiting is in
         vain."""
         busy = [state for state in self._states.values() if state.why]
-        return bool(busy) and all(any(_lives(pid) for pid in state.held_by | state.pids) for state in busy)
+        return bool(busy) and all(any(lives(pid) for pid in state.held_by | state.pids) for state in busy)
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Say whether a process is more than a zombie: its leader may be one while a thread of it goes on."""
     stat = procfs.stat(pid)
-    return stat is not None and not stat.dead
+    return stat is not None and (not stat.dead or len(procfs.threads(pid)) > 1)

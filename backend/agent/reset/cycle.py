@@ -23,7 +23,7 @@ from backend.agent.reset.clearance import Clearance, Clearing, MemoryCurve, stat
 from backend.agent.reset.ladder import Ladder, PlanChanged, describe_stuck, key
 from backend.agent.reset.look import Look, look
 from backend.agent.reset.plan import Runs, make_plan
-from backend.agent.reset.receipt import Journal, confirmed, store
+from backend.agent.reset.receipt import Journal, confirmed, forget_plan, store
 from backend.agent.reset.watch import Watch, nobody_exits
 from backend.agent.seam import Machine
 from backend.wire import CLEAN, GpuVerdict, Plan, Receipt, Refused
@@ -98,6 +98,7 @@ class Cycle:
         finally:
             self._watch.close()
             self._journal.close()
+            forget_plan(self._options.get("plan"))
 
     def _run(self) -> int:
         receipt, journal = self._receipt, self._journal

@@ -17,7 +17,7 @@ from backend.agent.reset.plan import make_plan
 from backend.agent.reset.watch import Watch
 from backend.agent.runs import RunStore
 from backend.agent.seam import Machine
-from backend.wire import Plan, Reading, Receipt, Refused, RunSpec
+from backend.wire import SCHEMA, Plan, Reading, Receipt, Refused, RunSpec
 
 
 def op_plan(machine: Machine, args: Dict[str, Any]) -> Plan:
@@ -90,7 +90,7 @@ def prepare_start(machine: Machine, args: Dict[str, Any]) -> RunSpec:
     if plan.digest != args.get("digest"):
         text = "what a reset would kill changed since it was shown: now %d processes" % len(plan.victims)
         raise Refused("plan-changed", text, "look at the new plan and confirm it")
-    write_json(path, {"schema": 1, "victims": plan.victims})
+    write_json(path, {"schema": SCHEMA, "victims": plan.victims})
     options = {
         "id": reset_id, "digest": plan.digest, "plan": path, "other_users": other_users,
         "accept_limited": bool(args.get("accept_limited")),

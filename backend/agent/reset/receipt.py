@@ -14,7 +14,18 @@ from typing import Any, Dict, List, Optional
 
 from backend.agent.files import read_json, write_json
 from backend.agent.paths import state_dir
-from backend.wire import GpuVerdict, Plan, Process, Reading, Receipt, Refused, ResetEvent, encode, from_dict
+from backend.wire import (
+    SCHEMA,
+    GpuVerdict,
+    Plan,
+    Process,
+    Reading,
+    Receipt,
+    Refused,
+    ResetEvent,
+    encode,
+    from_dict,
+)
 
 JOURNAL = "journal.jsonl"
 MEMORY = "/dev/shm"
@@ -173,6 +184,15 @@ def plan_path(reset_id: str) -> str:
 def confirmed(path: str) -> List[Process]:
     """Read the victims that the operator confirmed. Raises ValueError where the file is of no use."""
     data = read_json(path)
-    if not isinstance(data, dict) or not isinstance(data.get("victims"), list):
-        raise ValueError("%s: no confirmed plan" % path)
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("victims"), list):
+        raise ValueError("%s: no confirmed plan of schema %d" % (path, SCHEMA))
     return _processes(data["victims"])
+
+
+def forget_plan(path: Optional[str]) -> None:
+    """Remove a confirmed plan that was carried out: the receipt holds it."""
+    try:
+        if path:
+            os.unlink(path)
+    except OSError:
+        pass

@@ -134,8 +134,9 @@ class Watch:
                 self._without(waiting[1], "driver not answering for %.0f s" % (now - self._child.waiting_since))
 
     def _without(self, index: int, why: str) -> None:
+        """Give up a GPU. Where a second one hangs too, it is the driver: every GPU is given up (as in telemetry)."""
         self._child.abandon()
-        if index == OPEN or index in self.unknown:
+        if index == OPEN or self.unknown:
             for gpu in self.inventory.gpus:
                 self.unknown.setdefault(gpu.index, why)
             if not self.inventory.gpus:
