@@ -79,7 +79,9 @@ def test_a_library_without_the_second_memory_call_says_what_its_bytes_include(tm
     assert "include what it reserves" in reserved.problem
 
 
-def test_older_names_of_functions_serve_where_the_new_ones_are_missing(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
+def test_older_names_of_functions_serve_where_the_new_ones_are_missing(
+    tmp_path: Path, holder: subprocess.Popen[bytes]
+) -> None:
     missing = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetComputeRunningProcesses_v3")
     with NvmlDouble(1, tmp_path=tmp_path, missing=missing) as nvml:
         nvml.gpu(0).set(clock_reasons=4)
@@ -143,7 +145,9 @@ def test_a_gpu_that_is_gone_fails_every_reading_with_the_word_that_badges_look_f
         ("ecc_uncorrected", {"ecc_uncorrected": "NA"}),
     ],
 )
-def test_sentinels_and_absurd_values_are_failed_readings(nvml: NvmlDouble, name: str, answer: dict[str, object]) -> None:
+def test_sentinels_and_absurd_values_are_failed_readings(
+    nvml: NvmlDouble, name: str, answer: dict[str, object]
+) -> None:
     with OpenChild(nvml.make_driver) as opened:
         nvml.gpu(0).set(**answer)
         reading = opened.lean()[name]
@@ -204,7 +208,9 @@ def test_a_driver_without_gpus_is_an_inventory_with_a_reason(nvml: NvmlDouble) -
         assert "no GPU" in opened.inventory.problem
 
 
-def test_occupancy_is_the_union_of_the_lists_and_names_dead_pids(nvml: NvmlDouble, holder: subprocess.Popen[bytes]) -> None:
+def test_occupancy_is_the_union_of_the_lists_and_names_dead_pids(
+    nvml: NvmlDouble, holder: subprocess.Popen[bytes]
+) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     gpu = nvml.gpu(0)

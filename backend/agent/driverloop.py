@@ -36,9 +36,7 @@ class Answer(NamedTuple):
     cpu_s: float
 
 
-def main(
-    make_driver: Callable[[], Driver], skip: FrozenSet[int], requests: int, answers: int, parent: int
-) -> None:
+def main(make_driver: Callable[[], Driver], skip: FrozenSet[int], requests: int, answers: int, parent: int) -> None:
     """Run the child until its requests end. Never returns."""
     path = ""
     try:

@@ -10,7 +10,7 @@ from backend.agent.hostload import HostLoad
 from backend.agent.owners import Owners
 from backend.agent.seam import Machine
 from backend.agent.watch import DriverWatch, Newest
-from backend.wire import GpuSample, HostSample, Inventory, Reading, Telemetry
+from backend.wire import LEAN, NOT_READ, GpuSample, HostSample, Inventory, Reading, Telemetry
 
 PERIOD_S = 1.0
 SLOW_EVERY_S = 10.0
@@ -64,6 +64,7 @@ class TelemetrySource:
             self._watch.changed = False
             messages.append({"t": "inventory", "inventory": self._inventory()})
             self._tick_at = self._slow_at = 0.0  # what is known of new GPUs comes at once
+            self._pending = False
         now = time.monotonic()
         if now >= self._tick_at and not self._pending:
             self._begin(now)
@@ -106,7 +107,7 @@ class TelemetrySource:
 
     def _sample(self, index: int, now: float) -> GpuSample:
         newest = self._watch.newest.get(index) or Newest()
-        readings = _aged(newest.readings, now - newest.at)
+        readings = _aged(newest.readings, now - newest.at) if newest.at else dict.fromkeys(LEAN, NOT_READ)
         readings.update(_aged(newest.slow, now - newest.slow_at))
         problem = self._watch.problem_of(index)
         if not problem and newest.contexts.problem:

@@ -175,7 +175,10 @@ class NvmlDouble:
         self.control.zero_s, self.control.frozen_s = time.monotonic(), -1.0
         for index in range(gpus):
             self.gpu(index).describe(
-                "NVIDIA H200", f"GPU-{index:08x}-0000-4000-8000-000000000000", f"00000000:{0x1A + index:02X}:00.0", index
+                "NVIDIA H200",
+                f"GPU-{index:08x}-0000-4000-8000-000000000000",
+                f"00000000:{0x1A + index:02X}:00.0",
+                index,
             )
             self.gpu(index).set(**H200)
             self.gpu(index).field(230, 0)

@@ -67,7 +67,8 @@ class Pump:
         """Say whether these GPUs have no problem, and memory that was read in this tick."""
         samples = [self.gpu(index) for index in indices]
         return all(
-            gpu and not gpu.problem and gpu.readings["memory_total_bytes"].ok and _fresh(gpu) for gpu in samples
+            gpu and not gpu.problem and gpu.readings["memory_total_bytes"].ok and gpu.readings["power_w"].age_s < 0.3
+            for gpu in samples
         )
 
     def _keep(self, messages: list[dict[str, Any]]) -> None:
@@ -76,10 +77,6 @@ class Pump:
                 self.telemetry.append(message["telemetry"])
             else:
                 self.inventories.append(message["inventory"])
-
-
-def _fresh(gpu: GpuSample) -> bool:
-    return gpu.readings["memory_total_bytes"].age_s < 0.3
 
 
 class OpenChild:
