@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -181,6 +182,12 @@ async def test_a_refused_key_is_not_tried_again_by_itself(
         await operator.reaches(LinkState.LIVE)
 
 
+def accepts(path: Path) -> bool:
+    """Say whether somebody listens on a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
 async def test_a_key_that_only_the_agent_holds_is_used(
     home: Path, tmp_path: Path, sshd: Callable[..., Sshd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +197,7 @@ async def test_a_key_that_only_the_agent_holds_is_used(
     words = ["ssh-agent", "-D", "-a", str(auth)]
     agent = await asyncio.create_subprocess_exec(*words, stdout=quiet, stderr=quiet)
     try:
-        await eventually(auth.exists)
+        await eventually(lambda: accepts(auth))
         monkeypatch.setenv("SSH_AUTH_SOCK", str(auth))
         adding = await asyncio.create_subprocess_exec("ssh-add", "-q", str(server.user_key))
         assert await adding.wait() == 0

@@ -123,6 +123,7 @@ async def test_bad_lines_are_counted_and_noted_and_nothing_ends() -> None:
         assert await operator.link.request("echo", {"after": 1}) == {"after": 1}
         assert [note["text"] for note in operator.said("note")] == [NO_JSON]
         assert {"no": "kind"} in operator.messages
+        assert operator.link.malformed == 3
         assert operator.link.status.state is LinkState.LIVE
 
 

@@ -49,7 +49,8 @@ class Link:
     """One host. `run` keeps it connected; requests may be made from the same event loop while it is live.
 
     `on_message` gets every message of the agent but replies, in order, and notes of the link's own;
-    `on_status` every change of state. Both are called in the event loop and must not block.
+    `on_status` every change of state. Both are called in the event loop and must not block. `malformed` counts
+    the lines and messages that made no sense.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Link:
         self._kick, self._became_live = asyncio.Event(), asyncio.Event()
         self._telemetry_at: float | None = None
         self._heard_at = 0.0
-        self._malformed, self._noted_at, self._unnoted = 0, float("-inf"), 0
+        self.malformed, self._noted_at, self._unnoted = 0, float("-inf"), 0
 
     # --- the life of a connection ---
 
@@ -177,7 +178,7 @@ class Link:
             try:
                 message = decode(line)
             except WireError as problem:
-                self._malformed += 1
+                self.malformed += 1
                 self._note(f"a line that is no message: {problem}")
                 continue
             self._take(message)
@@ -225,7 +226,7 @@ class Link:
         try:
             self._on_message(message)
         except Exception as problem:  # a message that does not fit its record must not end the connection
-            self._malformed += 1
+            self.malformed += 1
             kind = printable(str(message.get("t")), 40)
             self._note(f"a message of kind `{kind}` was not understood: {problem}")
 
