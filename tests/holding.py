@@ -149,6 +149,7 @@ class Modes:
         if self.options.uid:
             os.setresgid(self.options.uid, self.options.uid, self.options.uid)
             os.setresuid(self.options.uid, self.options.uid, self.options.uid)
+            ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # open to its own user again, as after an exec
         if self.options.comm:
             ctypes.CDLL(None).prctl(15, os.fsencode(self.options.comm), 0, 0, 0)
         getattr(self, self.options.mode.replace("-", "_") or "plain")()

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import pickle
 import shutil
-import subprocess
 import tempfile
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from backend.agent import holders, procfs
 from backend.agent.holders import Holding, Scan, scan
-from backend.agent.reset.cycle import verify
+from backend.agent.reset.cycle import Cycle, verify
 from backend.agent.reset.look import holds_context, more_than_monitor
+from backend.agent.reset.ops import op_plan
 from backend.wire import CLEAN, LIMITED
 from tests.resetting import Bench, FileDevices
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 NOBODY = 65534
-COMMS = ["x) R 1 (y", "a b c", "pt_main_thread", "new\nline", "\x1b[2Jz", ") S 1 1 1 0", "é"]
+CASES = json.loads((Path(__file__).parent / "cases" / "process_names.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -70,8 +72,6 @@ def test_finds_what_only_a_live_thread_of_a_zombie_leader_shows(bench: Bench) ->
     """
     holder = bench.spawn(["python3", "-S", "-c", textwrap.dedent(code)])
     try:
-        from tests.waiting import until
-
         until(lambda: (procfs.stat(holder.pid) or procfs.Stat(0, "", "", 0, 0, 0, 0, 0)).dead)
         assert look(bench)[holder.pid].fds == {0: 1}
     finally:
@@ -104,16 +104,20 @@ def test_a_thread_with_files_of_its_own_is_read_too_and_shared_ones_are_counted_
     assert look(bench)[holder.pid].fds == {0: 1, 1: 1}
 
 
-@pytest.mark.parametrize("comm", COMMS)
-def test_no_name_can_hide_a_holder_or_leak_into_the_terminal(bench: Bench, comm: str) -> None:
-    holder = bench.start(comm=comm, title="\x1b]0;owned\x07 caf\xe9\n" + "x" * 5000)
-    assert look(bench)[holder.pid].fds == {0: 20}
-    stat = procfs.stat(holder.pid)
-    assert stat is not None
-    assert (stat.ppid, stat.sid) == (os.getpid(), holder.pid)
-    shown = procfs.command(holder.pid)
-    assert shown.isprintable()
-    assert "owned" not in shown
+def test_no_name_can_hide_a_holder_or_leak_into_the_terminal(bench: Bench) -> None:
+    for number, comm in enumerate(CASES["names"]):
+        title = CASES["titles"][number % len(CASES["titles"])] + "x" * 5000
+        holder = bench.start(comm=comm, title=title)
+        assert look(bench)[holder.pid].fds == {0: 20}, comm
+        stat = procfs.stat(holder.pid)
+        assert stat is not None, comm
+        assert (stat.ppid, stat.sid, stat.comm) == (os.getpid(), holder.pid, comm.encode()[:15].decode()), comm
+        shown = procfs.command(holder.pid)
+        assert shown.isprintable(), (comm, shown)
+        assert "owned" not in shown
+    said = op_plan(bench.machine, {})
+    assert {one.pid for one in said.victims} == {one.pid for one in bench.holders}
+    assert all(text.isprintable() for one in said.victims for text in (one.command, one.exe, one.reason))
 
 
 def test_hints_spare_files_that_cannot_be_devices(bench: Bench, tmp_path: Path) -> None:
@@ -157,8 +161,6 @@ def public(home: Path) -> Iterator[Path]:
         pytest.skip("only root can look at the host as another user")
     folder = tempfile.mkdtemp(prefix="eightzeros-test-")
     os.chmod(folder, 0o755)
-    from pathlib import Path
-
     yield Path(folder)
     shutil.rmtree(folder)
 
@@ -186,27 +188,43 @@ def as_nobody(call: Callable[[], Any], state: str) -> Any:
     return pickle.loads(data)
 
 
+def give_to_nobody(public: Path) -> Bench:
+    """Put a host into the folder, all of it nobody's."""
+    (public / "host").mkdir()
+    (public / "state").mkdir()
+    bench = Bench(public / "host")
+    for folder, _, files in os.walk(public):
+        for name in [folder, *(os.path.join(folder, name) for name in files)]:
+            os.chown(name, NOBODY, NOBODY)
+    return bench
+
+
 def test_without_root_the_verdict_says_what_it_could_not_see(public: Path) -> None:
-    host = public / "host"
-    host.mkdir()
-    state = public / "state"
-    state.mkdir()
-    bench = Bench(host)
+    bench = give_to_nobody(public)
+    said = as_nobody(lambda: verify(bench.machine, accept_limited=True), str(public / "state"))
+    assert said.verdict == LIMITED, [said.notes, said.after]
+    assert "of other users could not be looked into" in said.after[0].reason
+    assert any("is accepted" in note for note in said.notes)
+    assert verify(bench.machine, accept_limited=False).verdict == CLEAN
+
+
+def test_a_user_without_rights_resets_what_is_theirs_and_nothing_else(public: Path) -> None:
+    bench = give_to_nobody(public)
     try:
-        for folder, _, files in os.walk(public):
-            for name in [folder, *(os.path.join(folder, name) for name in files)]:
-                os.chown(name, NOBODY, NOBODY)
-        said = as_nobody(lambda: verify(bench.machine, accept_limited=True), str(state))
-        assert said.verdict == LIMITED, [said.notes, said.after]
-        assert "of other users could not be looked into" in said.after[0].reason
-        assert any("is accepted" in note for note in said.notes)
-        assert verify(bench.machine, accept_limited=False).verdict == CLEAN
+        mine, roots = bench.start(uid=NOBODY), bench.start(gpus="1")
+
+        def reset() -> tuple[int, Any, int]:
+            options = {"id": "r1", "grace_s": 5.0, "deadline_s": 5.0}
+            plan = op_plan(bench.machine, {})
+            return Cycle(bench.machine, str(public / "host" / "run"), options).run(), plan, os.geteuid()
+
+        status, plan, uid = as_nobody(reset, str(public / "state"))
+        assert (status, uid) == (1, NOBODY)
+        assert [one.pid for one in plan.victims] == [mine.pid]
+        assert roots.pid in {one.pid for one in plan.spared}
+        assert "may not be looked into" in plan.spared[0].reason
+        assert plan.unseen
+        assert not mine.alive()
+        assert roots.alive()
     finally:
         bench.close()
-
-
-def test_the_host_scan_is_clean_of_errors_on_this_very_machine() -> None:
-    from backend.agent.devices import NvidiaDevices
-
-    assert isinstance(scan(NvidiaDevices()).holdings, dict)
-    assert subprocess.run(["true"], check=True).returncode == 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Iterable, List, Tuple
 
 from backend.agent.reset import health
-from backend.agent.reset.clearance import GpuState, mib
+from backend.agent.reset.clearance import GpuState, lives, mib
 from backend.wire import CLEAN, LIMITED, NOT_CLEAN, UNHEALTHY, UNKNOWN, VERDICTS, GpuVerdict
 
 REBOOT = "wait and verify again; if it stays so, reboot the host"
@@ -61,8 +61,9 @@ def _clean(state: GpuState) -> str:
 
 
 def _action(state: GpuState) -> str:
-    if state.held_by:
-        who = ", ".join(str(pid) for pid in sorted(state.held_by))
+    living = state.held_by | {pid for pid in state.pids if lives(pid)}
+    if living:
+        who = ", ".join(str(pid) for pid in sorted(living))
         return "stop process %s by its own means, or reset for other users too; then verify again" % who
     return "see who is left; if no process holds it, sudo nvidia-smi --gpu-reset -i %s" % state.address
 
