@@ -13,13 +13,12 @@ from backend.agent import procfs
 from backend.agent.holders import scan
 from backend.virtual.driver import VirtualDevices, VirtualDriver
 from backend.virtual.holder import numbers
+from tests.pythons import python38
 from tests.virtualcast import Cast, gone, kill
 from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-OLD_PYTHON = Path("/root/.pyenv/versions/3.8.18/bin/python")
 
 
 @pytest.fixture
@@ -105,9 +104,8 @@ def test_everyone_ends_with_the_lifeline_even_the_deaf(cast: Cast) -> None:
     until(lambda: all(map(gone, started)))
 
 
-@pytest.mark.skipif(not OLD_PYTHON.exists(), reason="Python 3.8 is not installed here")
 def test_the_host_side_runs_under_python_3_8(tmp_path: Path) -> None:
-    with Cast(tmp_path / "old", python=str(OLD_PYTHON)) as cast:
+    with Cast(tmp_path / "old", python=python38()) as cast:
         (rank,) = cast.hold("--gpus", "0-1", "--title", "sglang::scheduler_TP{rank}")
         driver = VirtualDriver(str(cast.root))
         assert [pid for pid, _, _ in driver.occupancy(1)[1].processes] == [rank["pid"]]

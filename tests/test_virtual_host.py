@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from backend.agent import procfs
@@ -18,6 +19,7 @@ from backend.virtual import belongings, demo
 from backend.virtual.corpus import write_corpus
 from backend.virtual.host import NAME, VirtualHost
 from backend.wire import RunSpec
+from tests.pythons import python38
 from tests.waiting import until
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -56,6 +58,46 @@ def test_the_console_sees_eight_held_virtual_gpus_over_ssh(tmp_path: Path) -> No
         assert {one.pid for one in plan.victims} == {one["pid"] for one in host.of_role("serving", "heir")}
         assert host.of_role("monitor")[0]["pid"] in {one.pid for one in plan.spared}
         assert any(gate.ok is False for gate in gates), "a server may not start on GPUs that are held"
+
+
+def test_its_agent_runs_under_python_3_8(tmp_path: Path) -> None:
+    older = python38()
+    with VirtualHost(tmp_path, 8, 1000) as host:
+        config = host.config()
+        old = msgspec.structs.replace(config.hosts[NAME], python=older)
+        config = msgspec.structs.replace(config, hosts={NAME: old})
+        with Fleet(config, archives=host.archive) as fleet:
+            state = fleet.ready(NAME, 60).result()
+            assert state.hello is not None, state.link.reason
+            assert state.hello.python.startswith("3.8")
+            fleet.wait(lambda: state.reading(7, "memory_used_bytes").ok, 30).result()
+            assert len(fleet.plan_reset(NAME).result(60).victims) == 9
+
+
+def test_an_extraction_goes_on_while_the_connection_is_cut(tmp_path: Path) -> None:
+    with VirtualHost(tmp_path, 12, 12 * 768) as host, Fleet(host.config(), archives=host.archive) as fleet:
+        state = fleet.ready(NAME, 60).result()
+        run = fleet.launch(NAME, "extract").result(60)
+        host.drop_connections()
+        fleet.wait(lambda: state.link.state is not LinkState.LIVE, 30).result()
+        ended = fleet.run_ended(NAME, run.id, 90).result()
+        assert state.link.state is LinkState.LIVE
+        assert (ended.exit_code, ended.progress and ended.progress.samples_done) == (0, 12)
+
+
+@pytest.mark.slow  # a rank that ignores SIGTERM costs the whole grace
+def test_a_reset_finishes_although_the_connection_is_cut_after_its_first_signal(tmp_path: Path) -> None:
+    with VirtualHost(tmp_path, 8, 1000) as host, Fleet(host.config(), archives=host.archive) as fleet:
+        state = fleet.ready(NAME, 60).result()
+        run = fleet.start_reset(NAME, fleet.plan_reset(NAME).result(60)).result(60)
+        fleet.wait(lambda: any(event.kind == "signal" for event in state.reset.events), 30).result()
+        host.drop_connections()
+        receipt = fleet.reset_result(NAME, run.id, 90).result()
+        assert state.link.state is LinkState.LIVE
+        assert {one.pid for one in receipt.killed} == {one["pid"] for one in host.of_role("serving", "heir")}
+        assert {gpu.used_bytes.number() for gpu in receipt.after} == {0}
+        assert not receipt.survivors
+        assert sorted(living(host.cast)) == ["bystander", "monitor"]
 
 
 def test_leaving_it_ends_everything_even_a_detached_run_and_after_an_exception(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Dict, List, Optional
 
 DEVICE_BYTES = 4096
@@ -71,7 +71,7 @@ def take(root: str, claim: Claim) -> int:
 
     It is locked before it gets its name, so that no reader can take it for released.
     """
-    stamped = dict(asdict(claim), claimed_at_s=time.monotonic(), released_at_s=None)
+    stamped = asdict(replace(claim, claimed_at_s=time.monotonic(), released_at_s=None))
     name = "%d.%d.%d" % (claim.gpu, claim.pid, time.monotonic_ns())
     temporary = os.path.join(root, "claims", "." + name)
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -135,12 +135,11 @@ class Ledger:
                 return None
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return None
+            return None  # another reader removed it
         try:
-            said = self._text(name, fd)
+            return replace(self._text(name, fd), released_at_s=released_at_s)
         finally:
             os.close(fd)
-        return Claim(**dict(asdict(said), released_at_s=released_at_s))
 
     def _text(self, name: str, fd: int) -> Claim:
         if name not in self._texts:

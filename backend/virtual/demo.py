@@ -64,6 +64,8 @@ def run_headless(samples: int, keep: Path | None, *, as_json: bool = False) -> i
     except TROUBLE as error:
         result = {"virtual": True, "ok": False, "error": str(error) or type(error).__name__}
         _complain(result["error"])
+    if keep is None:
+        result["receipt"] = ""  # it lay in the folder that is gone
     if as_json:
         print(json.dumps(result), flush=True)
     return OK if result["ok"] else FAILED

@@ -114,6 +114,10 @@ class VirtualHost:
         belongings.end(belongings.started_under(self.home))
         self._server.close()
 
+    def drop_connections(self) -> None:
+        """Cut every SSH connection without a goodbye, as a network does; the next one is let in."""
+        self._server.drop_connections()
+
     def of_role(self, *roles: str) -> list[dict[str, Any]]:
         """Return the processes of the cast with one of these roles."""
         return [one for one in self.cast if one["role"] in roles]
