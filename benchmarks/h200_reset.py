@@ -134,6 +134,23 @@ def fields() -> dict[str, Any]:
             "badge": gpu["badge"], "problem": gpu["problem"]}  # fmt: skip
 
 
+def ticks(count: int = 20) -> dict[str, Any]:
+    """Let the agent run for some ticks and return what each cost it, in ms of CPU, and how long the first took."""
+    from backend.config import Config, Host
+    from backend.fleet import Fleet
+
+    began, costs = time.monotonic(), []
+    with Fleet(Config(hosts={"here": Host(python=sys.executable)})) as fleet:
+        host = fleet.ready("here", 60).result()
+        first_s, seen = time.monotonic() - began, 0
+        while len(costs) < count:
+            time.sleep(0.1)
+            if host.telemetry and host.telemetry.seq != seen:
+                seen = host.telemetry.seq
+                costs.append(host.telemetry.tick_cpu_ms)
+    return {"first_telemetry_s": round(first_s, 3), "tick_cpu_ms": costs, "median_ms": statistics.median(costs[3:])}
+
+
 def trial(folder: Path, sampler: Sampler, gigabytes: int) -> dict[str, Any]:
     process, heir = victim(folder, gigabytes)
     time.sleep(1)
@@ -180,6 +197,7 @@ def main() -> None:
     result: dict[str, Any] = {"idle_used_bytes": sampler.floor_bytes}
     result["baseline"] = eightzeros("baseline", "record")
     result["idle"] = fields()
+    result["ticks"] = ticks()
     process, heir = victim(options.out, 60)
     time.sleep(2)
     result["busy"] = fields()
@@ -217,6 +235,7 @@ def report(result: dict[str, Any]) -> None:
     releases = [row["durations"]["release"] for row in result["trials"] if "release" in (row["durations"] or {})]
     if releases:
         print(f"SIGKILL to clearance: median {statistics.median(releases):.2f} s, max {max(releases):.2f} s")
+    print("agent", {key: value for key, value in result["ticks"].items() if key != "tick_cpu_ms"})
     print("recipe", result["recipe"])
     print("heir alone", result["heir_reset"][0], result["heir_reset"][1].get("verdict"))
 

@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Protocol, Set
 
 from backend.agent import ours, procfs
 from backend.agent.ops import TABLE, Context
+from backend.agent.paths import homeless
 from backend.agent.relay import RunsSource
 from backend.agent.runs import RunStore
 from backend.agent.seam import Machine
@@ -62,6 +63,8 @@ class Loop:
         os.set_blocking(self._out, False)
         mark = ours.register("agent")
         self._send({"t": "hello", "hello": self._hello()})
+        if homeless():
+            self._send({"t": "note", "level": "warn", "text": homeless()})
         try:
             while self._turn():
                 pass
