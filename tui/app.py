@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from textual.app import App, ScreenStackError
@@ -55,7 +56,7 @@ class EightZeros(App[None]):
     """The operator's console on a Fleet."""
 
     TITLE = "eightzeros"
-    CSS_PATH = "theme.tcss"
+    CSS_PATH = Path(__file__).with_name("theme.tcss")
     BINDINGS: ClassVar[list[BindingType]] = [*bindings()]
     COMMANDS = {ActionCommands}  # noqa: RUF012
     ENABLE_COMMAND_PALETTE = True

@@ -152,7 +152,7 @@ class FleetScreen(Ticking):
         at = self.panels.index(event.panel) + event.step
         if 0 <= at < len(self.panels):
             panel = self.panels[at]
-            panel.cursor = 0 if event.step > 0 else max(0, len(panel.host.gpu_indices) - 1)
+            panel.enter(event.step, event.panel.cursor % event.panel.form.across)
             panel.focus()
 
     def on_host_panel_opened(self, event: HostPanel.Opened) -> None:

@@ -24,6 +24,7 @@ class ActionButton(Button):
     def name_it(self, label: str) -> None:
         """Change the label."""
         self.label = caption(label, self.key)
+        self.refresh(layout=True)
 
 
 def caption(label: str, key: str) -> Content:

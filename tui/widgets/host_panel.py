@@ -101,6 +101,12 @@ class HostPanel(Painted, can_focus=True):
             return
         self.put(target)
 
+    def enter(self, step: int, column: int) -> None:
+        """Take the cursor over from the host above (1) or below (-1), in the same column."""
+        last = max(0, len(self.host.gpu_indices) - 1)
+        across = self.form.across
+        self.cursor = min(last, column if step > 0 else last // across * across + column)
+
     def action_choose(self, index: int) -> None:
         """Put the cursor on the GPU with a number."""
         if index in self.host.gpu_indices:

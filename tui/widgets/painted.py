@@ -11,7 +11,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tui.widgets.rows import BLANK, STYLES, pad
+from tui.widgets.rows import BLANK, FILLED, STYLES, pad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +20,20 @@ if TYPE_CHECKING:
     from textual import events
     from textual.binding import BindingType
 
-    from tui.widgets.rows import Row
+    from tui.widgets.rows import Row, Run
 
 CLASSES = {f"row--{name}" for name in STYLES}
+
+
+def joined(row: Row) -> list[Run]:
+    """Join spaces to the run before them: each run costs the terminal an escape sequence, and a space has no colour."""
+    runs: list[Run] = []
+    for run in row:
+        if runs and (run[0] == runs[-1][0] or (run[1].isspace() and {run[0], runs[-1][0]}.isdisjoint(FILLED))):
+            runs[-1] = (runs[-1][0], runs[-1][1] + run[1])
+        else:
+            runs.append(run)
+    return runs
 
 
 class RowStyles(Widget):
@@ -44,7 +55,7 @@ class RowStyles(Widget):
         styles = self._row_styles
         # The line API paints no background for us, so every run starts from the widget's own style.
         base = self.rich_style + styles[under] if under else self.rich_style
-        segments = [Segment(text, base + styles[name]) for name, text in row]
+        segments = [Segment(text, base + styles[name]) for name, text in joined(row)]
         return Strip(segments).adjust_cell_length(width, base)
 
 
@@ -160,5 +171,7 @@ class RowList(ScrollView, RowStyles, can_focus=True):
         index = y + self.scroll_offset.y
         row = self.lines[index] if index < len(self.lines) else BLANK
         width = self.size.width
-        under = "cursor" if self.choosing and index == self.cursor and self.lines and self.has_focus else ""
+        under = ""
+        if self.choosing and self.lines and index == self.cursor:
+            under = "cursor" if self.has_focus else "chosen"
         return self.paint(pad(row, width), width, under)

@@ -19,9 +19,11 @@ Run = tuple[str, str]
 Row = tuple[Run, ...]
 
 STYLES = (
-    "text", "dim", "faint", "strong", "title", "accent", "ok", "warn", "bad", "unknown", "bar", "track", "spark", "cursor",
+    "text", "dim", "faint", "strong", "title", "accent", "ok", "warn", "bad", "unknown", "bar", "track", "spark", "cursor", "chosen",
     "mark", "ok-fill", "warn-fill", "bad-fill", "unknown-fill", "key",
 )  # fmt: skip
+FILLED = frozenset(("mark", "cursor", "chosen", "ok-fill", "warn-fill", "bad-fill", "unknown-fill"))
+"""The styles with a background of their own."""
 SPARKS = "▁▂▃▄▅▆▇"
 """Without the full block, so that the lines of two rows never touch."""
 BLANK: Row = ()
@@ -37,7 +39,7 @@ def fit(text: str, width: int) -> str:
     if width <= 0:
         return ""
     if cell_len(text) > width:
-        return set_cell_size(text, width - 1).rstrip() + "…" if width > 1 else "…"[:width]
+        text = set_cell_size(text, width - 1).rstrip() + "…"
     return text + " " * (width - cell_len(text))
 
 
