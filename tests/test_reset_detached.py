@@ -94,7 +94,22 @@ def test_a_start_is_refused_where_the_plan_no_longer_holds(bench: Bench) -> None
     with pytest.raises(Refused) as refused:
         prepare_start(bench.machine, {"id": "reset-1", "digest": shown.digest})
     assert refused.value.code == "plan-changed"
+    with pytest.raises(Refused, match="not those that were shown"):
+        prepare_start(bench.machine, {"id": "reset-1", "digest": "0" * 64})
     assert not os.path.exists(receipt.plan_path("reset-1"))
+
+
+def test_a_victim_that_forks_all_the_time_can_still_be_reset(bench: Bench) -> None:
+    parent = bench.start("with-child")
+    shown = op_plan(bench.machine, {})
+    gone = os.pidfd_open(parent.pids[1])
+    signal.pidfd_send_signal(gone, signal.SIGKILL)
+    os.close(gone)
+    until(lambda: not parent.alive(1))
+    spec = prepare_start(bench.machine, {"id": "reset-1", "digest": shown.digest})
+    assert spec.argv[-3] == "reset"
+    options = json.loads(spec.argv[-1])
+    assert [one.pid for one in receipt.confirmed(options["plan"])] == [one.pid for one in shown.victims]
 
 
 def test_receipts_read_back_as_they_were(bench: Bench) -> None:

@@ -22,7 +22,7 @@ from backend.agent.reset.baseline import load as load_baseline
 from backend.agent.reset.clearance import Clearance, Clearing, MemoryCurve, states
 from backend.agent.reset.ladder import Ladder, PlanChanged, describe_stuck, key
 from backend.agent.reset.look import Look, look
-from backend.agent.reset.plan import Runs, make_plan
+from backend.agent.reset.plan import Runs, difference, make_plan
 from backend.agent.reset.receipt import Journal, confirmed, forget_plan, store
 from backend.agent.reset.watch import Watch, nobody_exits
 from backend.agent.seam import Machine
@@ -138,16 +138,12 @@ class Cycle:
                 raise PlanChanged("what would be killed changed since it was confirmed")
             return
         try:
-            planned = {key(one): one for one in confirmed(path)}
+            planned = confirmed(path)
         except (OSError, ValueError) as error:
             raise PlanChanged("the confirmed plan cannot be read: %s" % error) from None
-        pids = {one.pid for one in planned.values()}
-        for one in plan.victims:
-            before = planned.get(key(one))
-            if before is None and not pids & set(seen.family.ancestors(one.pid)):
-                raise PlanChanged("process %d (%s) is new: it %s" % (one.pid, one.command[:80], one.reason))
-            if before is not None and (before.exe, before.uid) != (one.exe, one.uid):
-                raise PlanChanged("process %d now runs %s, not %s" % (one.pid, one.exe, before.exe))
+        changed = difference(planned, plan, seen.family)
+        if changed:
+            raise PlanChanged(changed)
 
     def _refuse(self, why: str) -> int:
         self._receipt.notes.append("plan changed: %s; no signal was sent" % why)
@@ -215,10 +211,11 @@ class Cycle:
 
 
 def new_receipt(machine: Machine, receipt_id: str, kind: str) -> Receipt:
-    """Begin a receipt: which host, who asked, when."""
+    """Begin a receipt: which host, who asked and with which rights, when."""
+    rights = "run as uid %d, capabilities %s" % (os.geteuid(), procfs.status(os.getpid()).get("CapEff", "unknown"))
     return Receipt(
         receipt_id, kind, host=socket.gethostname(), virtual=machine.virtual, user=procfs.user_name(os.geteuid()),
-        boot_id=procfs.boot_id(), started_at=time.time(), notes=[NO_KERNEL],
+        boot_id=procfs.boot_id(), started_at=time.time(), notes=[rights, NO_KERNEL],
     )  # fmt: skip
 
 

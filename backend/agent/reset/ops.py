@@ -7,22 +7,26 @@ import os
 import time
 from typing import Any, Dict, List, Tuple
 
-from backend.agent.files import write_json
 from backend.agent.paths import state_dir
 from backend.agent.reset import baseline, receipt
 from backend.agent.reset.clearance import states
 from backend.agent.reset.cycle import one_at_a_time, verify
 from backend.agent.reset.look import Look, look
-from backend.agent.reset.plan import make_plan
+from backend.agent.reset.plan import difference, make_plan
 from backend.agent.reset.watch import Watch
 from backend.agent.runs import RunStore
 from backend.agent.seam import Machine
-from backend.wire import SCHEMA, Plan, Reading, Receipt, Refused, RunSpec
+from backend.wire import Plan, Process, Reading, Receipt, Refused, RunSpec
 
 
 def op_plan(machine: Machine, args: Dict[str, Any]) -> Plan:
-    """Say who would be ended and what would be lost."""
-    return _plan(machine, bool(args.get("other_users")))[1]
+    """Say who would be ended and what would be lost, and keep it for `prepare_start` to compare with."""
+    plan = _plan(machine, bool(args.get("other_users")))[1]
+    try:
+        receipt.keep_plan(plan.digest, plan.victims)
+    except OSError:
+        pass  # a full disk: then the start holds only where the very same plan comes out again
+    return plan
 
 
 def op_verify(machine: Machine, args: Dict[str, Any]) -> Receipt:
@@ -79,18 +83,23 @@ def op_receipts_get(machine: Machine, args: Dict[str, Any]) -> Receipt:
 def prepare_start(machine: Machine, args: Dict[str, Any]) -> RunSpec:
     """Turn a confirmed plan into the run that carries it out.
 
-    Plans again first: raises Refused `plan-changed` where the digest no longer holds, so that nothing is
-    killed that the operator did not see; and `reset-running` where another reset is under way.
+    Plans again first: raises Refused `plan-changed` where somebody else would be killed than the operator saw, and
+    `reset-running` where another reset is under way.
     """
-    reset_id = str(args.get("id") or "")
-    path = receipt.plan_path(reset_id)
+    reset_id, digest = str(args.get("id") or ""), str(args.get("digest") or "")
+    receipt.plan_path(reset_id)
     other_users = bool(args.get("other_users"))
     with one_at_a_time("the start of reset %s" % reset_id):
-        plan = _plan(machine, other_users)[1]
-    if plan.digest != args.get("digest"):
-        text = "what a reset would kill changed since it was shown: now %d processes" % len(plan.victims)
-        raise Refused("plan-changed", text, "look at the new plan and confirm it")
-    write_json(path, {"schema": SCHEMA, "victims": plan.victims})
+        seen, plan = _plan(machine, other_users)
+    planned = _shown(digest, plan)
+    changed = difference(planned, plan, seen.family)
+    if changed:
+        raise Refused("plan-changed", "the plan changed since it was shown: " + changed,
+                      "look at the new plan and confirm it")  # fmt: skip
+    try:
+        path = receipt.keep_plan(reset_id, planned)
+    except OSError:
+        path = ""  # a full disk: the reset then holds itself to the plan that was just compared
     options = {
         "id": reset_id, "digest": plan.digest, "plan": path, "other_users": other_users,
         "accept_limited": bool(args.get("accept_limited")),
@@ -100,6 +109,17 @@ def prepare_start(machine: Machine, args: Dict[str, Any]) -> RunSpec:
             options[name] = float(args[name])
     argv = [*machine.relaunch, "reset", os.path.join(state_dir("runs"), reset_id), json.dumps(options)]
     return RunSpec(reset_id, "reset", argv, label="kill and verify", grace_s=plan.grace_s + plan.deadline_s)
+
+
+def _shown(digest: str, plan: Plan) -> List[Process]:
+    """Return whom the operator was shown under this digest."""
+    if plan.digest == digest:
+        return plan.victims
+    try:
+        return receipt.confirmed(receipt.plan_path(digest))
+    except (OSError, ValueError, Refused):
+        text = "a reset would now kill %d processes, not those that were shown" % len(plan.victims)
+        raise Refused("plan-changed", text, "look at the new plan and confirm it") from None
 
 
 def _plan(machine: Machine, other_users: bool) -> Tuple[Look, Plan]:

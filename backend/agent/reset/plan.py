@@ -20,6 +20,7 @@ from backend.agent import procfs
 from backend.agent.holders import PF_KTHREAD
 from backend.agent.pidfd import Identity, identify
 from backend.agent.reset import baseline
+from backend.agent.reset.family import Family
 from backend.agent.reset.look import Look, holds_context
 from backend.agent.reset.protect import protected
 from backend.wire import Plan, Process, Reading, Refused, Run, failed, printable
@@ -175,6 +176,22 @@ def digest(victims: List[Process]) -> str:
     """Return what the operator confirms: who would be signalled, as which program and user, and how."""
     rows = sorted([one.pid, one.start_ticks, one.exe, one.uid, one.method] for one in victims)
     return hashlib.sha256(json.dumps(rows).encode("ascii")).hexdigest()
+
+
+def difference(planned: List[Process], now: Plan, family: Family) -> str:
+    """Say why a plan is no longer the one that was confirmed, or an empty string where it still is.
+
+    Who has ended since is no difference, nor is what the planned ones have started since: a server forks all the time.
+    """
+    known = {(one.pid, one.start_ticks): one for one in planned}
+    pids = {one.pid for one in planned}
+    for one in now.victims:
+        before = known.get((one.pid, one.start_ticks))
+        if before is None and not pids & set(family.ancestors(one.pid)):
+            return "process %d (%s) is new: it %s" % (one.pid, one.command[:80], one.reason)
+        if before is not None and (before.exe, before.uid) != (one.exe, one.uid):
+            return "process %d now runs %s, not %s" % (one.pid, one.exe, before.exe)
+    return ""
 
 
 def _describe(draft: _Draft, pid: int) -> Optional[Process]:

@@ -29,6 +29,7 @@ from backend.wire import (
 
 JOURNAL = "journal.jsonl"
 MEMORY = "/dev/shm"
+PLAN_KEPT_S = 24 * 3600.0
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
@@ -174,11 +175,24 @@ def list_receipts() -> List[Dict[str, Any]]:
     return sorted(rows, key=lambda row: row["started_at"] or 0.0, reverse=True)
 
 
-def plan_path(reset_id: str) -> str:
-    """Return where the plan that the operator confirmed waits for its reset."""
-    if not _ID.match(reset_id):
-        raise Refused("bad-request", "`%s` is no id of a reset" % reset_id)
-    return os.path.join(state_dir("plans"), reset_id + ".json")
+def plan_path(name: str) -> str:
+    """Return where a plan lies: under its digest when it was shown, under the reset's id once it was confirmed."""
+    if not _ID.match(name):
+        raise Refused("bad-request", "`%s` is no id of a reset" % name)
+    return os.path.join(state_dir("plans"), name + ".json")
+
+
+def keep_plan(name: str, victims: List[Process]) -> str:
+    """Write whom a plan names, and return the file. Plans that nobody confirmed within a day are removed."""
+    folder, path = state_dir("plans"), plan_path(name)
+    for old in os.listdir(folder):
+        try:
+            if time.time() - os.stat(os.path.join(folder, old)).st_mtime > PLAN_KEPT_S:
+                os.unlink(os.path.join(folder, old))
+        except OSError:
+            continue
+    write_json(path, {"schema": SCHEMA, "victims": victims})
+    return path
 
 
 def confirmed(path: str) -> List[Process]:
