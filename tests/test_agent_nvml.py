@@ -71,10 +71,10 @@ def test_the_lean_set_asks_nothing_expensive(nvml: NvmlDouble) -> None:
 
 
 def test_a_library_without_the_second_memory_call_says_what_its_bytes_include(tmp_path: Path) -> None:
-    with NvmlDouble(1, tmp_path=tmp_path, missing=("nvmlDeviceGetMemoryInfo_v2",)) as nvml:
-        with OpenChild(nvml.make_driver) as opened:
-            assert opened.lean()["memory_used_bytes"] == Reading(644939776)
-            reserved = opened.ask("slow")["memory_reserved_bytes"]
+    double = NvmlDouble(1, tmp_path=tmp_path, missing=("nvmlDeviceGetMemoryInfo_v2",))
+    with double as nvml, OpenChild(nvml.make_driver) as opened:
+        assert opened.lean()["memory_used_bytes"] == Reading(644939776)
+        reserved = opened.ask("slow")["memory_reserved_bytes"]
     assert reserved.failed
     assert "include what it reserves" in reserved.problem
 
