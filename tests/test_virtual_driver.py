@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -147,12 +148,22 @@ def test_a_release_long_past_is_forgotten(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "released") == []
 
 
-def test_a_claim_being_made_is_never_taken_for_released(cast: Cast) -> None:
-    """A reader that polls without pause must not release what a holder is about to lock."""
-    ledger = Ledger(str(cast.root))
-    for _ in range(200):
-        fd = take(str(cast.root), Claim(gpu=0, pid=os.getpid(), used_bytes=GIB))
-        assert [claim.released_at_s for claim in ledger.on(0)][-1] is None
+def test_a_claim_being_made_is_never_taken_for_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that looks at the worst moment, just before the lock, must see nothing yet."""
+    lay_out(str(tmp_path), 1)
+    ledger, flock, seen = Ledger(str(tmp_path)), fcntl.flock, []
+
+    def late(fd: int, how: int) -> None:
+        if how == fcntl.LOCK_EX:
+            seen.append(ledger.on(0))
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    fd = take(str(tmp_path), Claim(gpu=0, pid=os.getpid(), used_bytes=GIB))
+    try:
+        assert seen == [[]]
+        assert [claim.released_at_s for claim in ledger.on(0)] == [None]
+    finally:
         os.close(fd)
 
 
