@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -167,28 +168,35 @@ def test_a_claim_being_made_is_never_taken_for_released(tmp_path: Path, monkeypa
         os.close(fd)
 
 
-def test_load_shows_in_every_reading_and_lags_after_the_end(cast: Cast) -> None:
+def number(driver: VirtualDriver, name: str) -> float:
+    value = driver.lean(0)[0][name].number()
+    assert value is not None
+    return value
+
+
+def test_load_shows_in_every_reading(cast: Cast) -> None:
     driver = VirtualDriver(str(cast.root))
-    (holder,) = cast.hold("--gpus", "0", "--gib", "90", "--load", "1", "--release-ms", "30")
+    cast.hold("--gpus", "0", "--gib", "90", "--load", "1")
+    assert number(driver, "utilisation_percent") >= 90
+    until(lambda: number(driver, "power_w") > 400)
+    until(lambda: number(driver, "temperature_c") > 30)
+    assert number(driver, "sm_clock_mhz") > 1700
+    assert int(number(driver, "clock_reasons")) & 1 == 0
 
-    def hot() -> bool:
-        readings = driver.lean(0)[0]
-        return float(readings["power_w"].number() or 0) > 400 and int(readings["temperature_c"].number() or 0) > 30
 
-    until(hot)
-    busy = driver.lean(0)[0]
-    assert int(busy["utilisation_percent"].number() or 0) >= 90
-    assert int(busy["sm_clock_mhz"].number() or 0) > 1700
-    kill(holder)
-    until(lambda: gone(holder))
+def test_each_reading_lags_after_the_release_as_on_an_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay_out(str(tmp_path), 1)
+    driver, now = VirtualDriver(str(tmp_path)), time.monotonic()
+    released(tmp_path, Claim(gpu=0, pid=4242, used_bytes=GIB, load=1.0, release_ms=30, claimed_at_s=now - 600), 0)
 
-    def memory_gone_but_busy() -> bool:
-        readings = driver.lean(0)[0]
-        return not readings["memory_used_bytes"].value and bool(readings["utilisation_percent"].value)
+    def at(seconds: float, name: str) -> float:
+        monkeypatch.setattr("backend.virtual.driver.time", SimpleNamespace(monotonic=lambda: now + seconds))
+        return number(driver, name)
 
-    until(memory_gone_but_busy, every_s=0.01)
-    until(lambda: driver.lean(0)[0]["utilisation_percent"].value == 0)
-    until(lambda: driver.lean(0)[0]["sm_clock_mhz"].value == 345)
+    assert (at(0.1, "memory_used_bytes"), at(0.1, "utilisation_percent") >= 90) == (0, True)
+    assert (at(0.5, "utilisation_percent"), at(0.5, "sm_clock_mhz") > 345) == (0, True)
+    assert (at(2.0, "sm_clock_mhz"), at(2.0, "clock_reasons"), at(2.0, "power_w") > 100) == (345, 1, True)
+    assert (at(60.0, "power_w"), at(60.0, "temperature_c")) == (75.0, 27)
 
 
 def test_a_folder_that_cannot_be_read_is_a_failed_reading_and_never_zero(cast: Cast) -> None:

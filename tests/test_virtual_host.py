@@ -78,8 +78,9 @@ def test_an_extraction_goes_on_while_the_connection_is_cut(tmp_path: Path) -> No
     with VirtualHost(tmp_path, 12, 12 * 768) as host, Fleet(host.config(), archives=host.archive) as fleet:
         state = fleet.ready(NAME, 60).result()
         run = fleet.launch(NAME, "extract").result(60)
+        lost = fleet.wait(lambda: state.link.state is not LinkState.LIVE, 30)
         host.drop_connections()
-        fleet.wait(lambda: state.link.state is not LinkState.LIVE, 30).result()
+        lost.result()
         ended = fleet.run_ended(NAME, run.id, 90).result()
         assert state.link.state is LinkState.LIVE
         assert (ended.exit_code, ended.progress and ended.progress.samples_done) == (0, 12)
