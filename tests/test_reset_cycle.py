@@ -13,7 +13,7 @@ import pytest
 
 from backend.agent import ours
 from backend.agent.files import write_json
-from backend.agent.reset import baseline, clearance, receipt, watch
+from backend.agent.reset import baseline, clearance, cycle, receipt, watch
 from backend.agent.reset.cycle import Cycle, main, one_at_a_time, verify
 from backend.agent.reset.ops import op_baseline_record, op_plan, prepare_start
 from backend.wire import CLEAN, MIB, NOT_CLEAN, UNHEALTHY, UNKNOWN, Plan, Receipt, Refused
@@ -32,6 +32,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """Give a host of two GPUs, on which a GPU counts as free after a third of a second."""
     monkeypatch.setattr(clearance, "STABLE_S", 0.3)
     monkeypatch.setattr(clearance, "SETTLED_S", 0.4)
+    monkeypatch.setattr(cycle, "VERIFY_S", 0.4)
     folder = tmp_path / "host"
     folder.mkdir()
     host = Bench(folder)

@@ -66,6 +66,18 @@ def test_a_reset_ends_though_its_starter_was_killed(bench: Bench) -> None:
     assert os.path.exists(os.path.join(store._root, "reset-1", receipt.JOURNAL))
 
 
+def test_a_reset_that_is_asked_to_stop_ends_with_its_verdict_all_the_same(bench: Bench) -> None:
+    holder = bench.start("slow-exit", exit_s=1.0)
+    store = RunStore(bench.machine)
+    spec = prepare_start(bench.machine, {"id": "reset-1", "digest": op_plan(bench.machine, {}).digest})
+    store.start(spec)
+    until(lambda: os.path.exists(os.path.join(bench.root, "exiting")))
+    assert store.stop("reset-1", spec.grace_s).state == "stopping"
+    until(lambda: (found := store.get("reset-1")) and found.state == "exited", 30)
+    assert receipt.load("reset-1").verdict == CLEAN
+    assert not holder.alive()
+
+
 def test_a_run_of_ours_is_stopped_whole_and_records_its_end(bench: Bench) -> None:
     store = RunStore(bench.machine)
     words = [sys.executable, "-I", "-S", holding.__file__, "--root", bench.root, "--gpus", "1", "--used-mib", "800"]

@@ -151,7 +151,7 @@ def test_a_context_is_told_from_a_monitor_by_what_the_h200_showed() -> None:
 def test_says_how_many_processes_it_could_not_look_into() -> None:
     me = os.geteuid()
     assert Scan({}, {10: me + 1, 11: me + 1}).unseen() == ["2 processes of other users could not be looked into"]
-    assert Scan({}, {10: me}).unseen() == ["1 process of yours are closed to inspection"]
+    assert Scan({}, {10: me}).unseen() == ["1 of your own processes could not be looked into"]
 
 
 @pytest.fixture
@@ -205,6 +205,7 @@ def test_without_root_the_verdict_says_what_it_could_not_see(public: Path) -> No
     assert said.verdict == LIMITED, [said.notes, said.after]
     assert "of other users could not be looked into" in said.after[0].reason
     assert any("is accepted" in note for note in said.notes)
+    assert any("of other users" in text for text in said.unseen)
     assert verify(bench.machine, accept_limited=False).verdict == CLEAN
 
 

@@ -68,7 +68,7 @@ class Scan:
         if others:
             said.append("%d process%s of other users could not be looked into" % (others, "es" if others > 1 else ""))
         if mine:
-            said.append("%d process%s of yours are closed to inspection" % (mine, "es" if mine > 1 else ""))
+            said.append("%d of your own processes could not be looked into" % mine)
         return said
 
 

@@ -229,7 +229,8 @@ def about_driver(receipt: Receipt, watch: Watch) -> None:
 def conclude(receipt: Receipt, journal: Journal) -> str:
     """Close a receipt and write it. Returns what could not be written, in words."""
     receipt.durations["total"] = journal.now_s()
-    receipt.unseen = sorted(set(receipt.plan.unseen)) if receipt.plan else []
+    if receipt.plan is not None:
+        receipt.unseen = receipt.plan.unseen
     if journal.problem:
         receipt.notes.append(journal.problem)
     problem = store(receipt)
@@ -251,6 +252,7 @@ def verify(machine: Machine, *, accept_limited: bool, receipt_id: str = "") -> R
         receipt.after = [
             verdict.judge(state, {}, after.get(index, {})) for index, state in sorted(cleared.states.items())
         ]
+        receipt.unseen = sorted({text for state in cleared.states.values() for text in state.limited})
     finally:
         watch.close()
     receipt.verdict = verdict.worst(receipt.after)
