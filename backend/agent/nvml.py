@@ -18,17 +18,17 @@ FIELD_RECOVERY_ACTION = 230
 Check = Callable[[Any], Reading]
 
 
-def within(low: float, high: float, unit: str, scale: float = 1) -> Check:
-    """Make a check: a number of the driver times `scale` is a value inside the bounds, and failed outside of them.
+def within(low: float, high: float, unit: str, parts: int = 1) -> Check:
+    """Make a check: a number of the driver, `parts` to the unit, is a value inside the bounds and failed outside.
 
     Sentinels (2^64-1, 2^32-1) and absurd values are never shown as numbers.
     """
 
     def check(raw: Any) -> Reading:
-        value = raw if scale == 1 else raw * scale
+        value = raw if parts == 1 else raw / parts
         if low <= value <= high:
             return Reading(value)
-        return failed("out of range: %s %s" % (raw if scale == 1 else "%g" % value, unit))
+        return failed("out of range: %s %s" % (raw if parts == 1 else "%g" % value, unit))
 
     return check
 
@@ -38,7 +38,7 @@ COUNT = within(0, (1 << 62) - 1, "errors")
 FLAG = within(0, 1, "(0 or 1)")
 CELSIUS = within(0, 200, "°C")
 DEGREES_LEFT = within(-200, 200, "°C")
-WATTS = within(0.001, 20000, "W", 0.001)  # a GPU that answers draws power: 0 W is a misread sensor
+WATTS = within(0.001, 20000, "W", 1000)  # a GPU that answers draws power: 0 W is a misread sensor
 MEGAHERTZ = within(0, 20000, "MHz")
 REASONS = within(0, (1 << 32) - 1, "as clock event reasons")
 FAN = within(0, 200, "%")  # the intended speed, which may exceed 100

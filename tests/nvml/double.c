@@ -100,7 +100,7 @@ static void pause_s(double seconds) {
 
 static int obey(rule *r) {
     if (r->delay_us) pause_s(r->delay_us / 1e6);
-    while (r->hang_until_s > now_s()) pause_s(0.002);
+    while (r->hang_until_s && r->hang_until_s > now_s()) pause_s(0.002);
     return r->error;
 }
 
@@ -125,6 +125,7 @@ static int enter(int number, int slot, int with_any) {
     if (a->error) return a->error
 
 static const step *at(const value *v) {
+    if (v->count == 1 && !v->steps[0].from_s) return &v->steps[0];
     control *c = state();
     double t = c->frozen_s >= 0 ? c->frozen_s : now_s() - c->zero_s;
     const step *found = 0;
