@@ -83,6 +83,7 @@ class Watch:
         while restarts != self._restarts and self.indices:  # a child that ended took the question with it
             restarts = self._restarts
             self.request(kind)
+            self.step(time.monotonic(), [], exiting)  # a child that died before the question is found out here
             self._settle(exiting)
         return self.latest(kind)
 
