@@ -90,19 +90,24 @@ def _first(fleet: FakeFleet) -> None:
 
 
 def _steps(fleet: FakeFleet) -> None:
-    for at_s, kind, text in (
-        (0.0, "phase", "scan"), (0.2, "phase", "bind 2 processes"), (0.3, "phase", "terminate"),
-        (0.3, "signal", "SIGTERM to 41210"), (0.3, "signal", "SIGTERM to 41211"), (1.9, "gone", "41211 ended after 1.6 s"),
-        (2.2, "phase", "kill"), (2.2, "signal", "SIGKILL to 41210"), (2.3, "gone", "41210 ended"), (2.3, "phase", "release"),
-        (3.1, "memory", "GPU 0 to 7 above baseline: 612 0 0 344 0 0 0 0 MiB"),
-    ):  # fmt: skip
-        fleet.reset_step("gpu-01", at_s, kind, text)
+    pids = (41210, 41211)
+    for at_s, kind, text, data in (
+        (0.0, "phase", "looking at the host", {}),
+        (0.2, "phase", "stopping 2 processes, 15 s of grace", {}),
+        *((0.3, "signal", f"SIGTERM to {pid}", {"pid": pid, "signal": "SIGTERM", "errno": 0}) for pid in pids),
+        (1.9, "gone", "process 41211 is gone", {"pid": 41211}),
+        (15.3, "signal", "SIGKILL to 41210", {"pid": 41210, "signal": "SIGKILL", "errno": 0}),
+        (15.4, "gone", "process 41210 is gone", {"pid": 41210}),
+        (15.5, "phase", "waiting for every GPU to be free", {}),
+        *((16.0, "memory", "", {"gpu": gpu, "used_bytes": (616 if gpu == 3 else 4) * MIB}) for gpu in range(8)),
+    ):
+        fleet.reset_step("gpu-01", at_s, kind, text, **data)
 
 
 def _running(fleet: FakeFleet) -> None:
     fleet.start_reset("gpu-01", make_plan())
     _steps(fleet)
-    fleet.hosts["gpu-01"].reset.started_at = time.time() - 3.4
+    fleet.hosts["gpu-01"].reset.started_at = time.time() - 16.8
 
 
 def _clean(fleet: FakeFleet) -> None:

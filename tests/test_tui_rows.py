@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from backend.config import Thresholds
-from backend.fleet import LinkState, LinkStatus
+from backend.fleet import LinkState, LinkStatus, ResetState
 from backend.wire import (
     GIB,
     MIB,
@@ -161,7 +161,7 @@ def test_every_row_is_exactly_as_wide_as_asked(kind: str, width: int, gpus: int)
 
 def test_eight_gpus_fit_into_eighty_columns(host) -> None:
     shown = text(panel(host, 79))
-    for part in ("OK", "GiB", "%", "°C", "/700W", "MHz", "41217 py"):
+    for part in ("OK", "GiB", "%", "°C", "/700W", "MHz", "41217 sgl"):
         assert part in shown
     assert len(shown.splitlines()) == 9
 
@@ -242,6 +242,14 @@ def test_the_largest_holder_is_named_and_the_others_are_counted(host) -> None:
     ]
     assert "2 large" in text([panel(host, 119)[1]])
     assert "+2" in text([panel(host, 119)[1]])
+
+
+def test_what_an_interpreter_runs_is_named() -> None:
+    assert host_rows.program(["/usr/bin/python3", "-u", "-m", "sglang.launch_server", "--tp"]) == "sglang.launch_server"
+    assert host_rows.program(["python3.11", "-u", "/srv/train.py", "x"]) == "train.py"
+    assert host_rows.program(["python3", "-c"]) == "python3"
+    assert host_rows.program(["/usr/bin/nvtop"]) == "nvtop"
+    assert host_rows.program([""]) == ""
 
 
 def test_the_roomiest_layout_that_fits_is_chosen() -> None:
@@ -398,6 +406,20 @@ def test_phases_have_durations_and_the_open_one_runs_on(fleet) -> None:
     assert "SIGTERM to 41210" in text(rows)
     assert "612" in text(rows)
     assert "900" not in text(rows)
+
+
+def test_signals_are_told_by_kind_and_only_odd_errors_stand_out() -> None:
+    sent = [ResetEvent(0.1, "signal", f"{name} to {pid}", {"pid": pid, "signal": name, "errno": code})
+            for name, pid, code in (("SIGTERM", 7, 0), ("SIGCONT", 7, 3), ("SIGTERM", 8, 0), ("SIGTERM", 9, 1))]  # fmt: skip
+    gone = [ResetEvent(0.3, "gone", f"process {pid} is gone", {"pid": pid}) for pid in (7, 8)]
+    state = ResetState(events=[ResetEvent(0.0, "phase", "stopping"), *sent, *gone, ResetEvent(0.4, "verdict", "CLEAN")])
+    state.running = True
+    shown = text(running_rows(state, 50.0, 60))
+    assert "SIGTERM 2: 7 8" in shown
+    assert "gone 2: 7 8" in shown
+    assert "SIGTERM to 9" in shown
+    assert "SIGCONT" not in shown
+    assert "50 s" not in shown
 
 
 def test_a_clean_verdict_is_eight_zeros() -> None:

@@ -200,6 +200,8 @@ class Fleet:
             raise
         run = msgspec.convert(answer, Run)
         host.runs[run.id] = run
+        # The run is known from here on, so its first message is no news and would start nobody who waits for the end.
+        self._follow_reset(host, run.id)
         return run
 
     def reset_result(self, name: str, run_id: str, timeout_s: float = RESET_S) -> Future[Receipt]:

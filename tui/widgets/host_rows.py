@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LINES, DENSE, ROOMY = "lines", "dense", "roomy"
 TILE_ROWS = {LINES: 1, DENSE: 4, ROOMY: 5}
 DENSE_WIDTH, ROOMY_WIDTH = 24, 44
+WIDE = 150
+"""Columns from which panes stand side by side; below, a row a GPU reads better."""
 LINK_LEVELS = {
     LinkState.LIVE: "ok",
     LinkState.STALE: "unknown",
@@ -72,7 +74,7 @@ def make_form(kind: str, width: int) -> Form:
 
 def choose_form(width: int, height: int, gpus: list[int]) -> Form:
     """Choose the roomiest layout in which every host is in sight; where none fits, the one that needs least rows."""
-    kinds = [ROOMY, LINES, DENSE] if width >= 2 * ROOMY_WIDTH + 30 else [LINES]
+    kinds = [ROOMY, LINES, DENSE] if width >= WIDE else [LINES]
     forms = [make_form(kind, width) for kind in kinds]
     needs = [sum(form.height(count) for count in gpus) for form in forms]
     fitting = next((form for form, need in zip(forms, needs, strict=True) if need <= height), None)
@@ -273,13 +275,24 @@ class Pane:
 
 
 def holder_words(holder: Holder, width: int) -> str:
-    """Write a holder in a width: the user gives way first, then the end of the command."""
-    command = clean(holder.command)
-    name = command.split(" ", 1)[0].rsplit("/", 1)[-1]
+    """Write a holder in a width: where it is narrow, the pid and what runs; else the user and the arguments too."""
     pid = f"{holder.pid}" if holder.alive else f"{holder.pid} gone"
-    if width >= 24:
-        return fit(" ".join(part for part in (pid, clean(holder.user), command) if part), width)
-    return fit(f"{pid} {name}", width)
+    words = clean(holder.command).split(" ")
+    if width < 24:
+        return fit(f"{pid} {program(words)}", width)
+    command = " ".join([words[0].rsplit("/", 1)[-1], *words[1:]])
+    return fit(" ".join(part for part in (pid, clean(holder.user), command) if part), width)
+
+
+def program(words: list[str]) -> str:
+    """Name what a command runs: of an interpreter its module or script, which says more than `python3`."""
+    name = words[0].rsplit("/", 1)[-1]
+    if not name.startswith("python"):
+        return name
+    if "-m" in words[:-1]:
+        return words[words.index("-m") + 1]
+    script = next((word for word in words[1:] if word and not word.startswith("-")), name)
+    return script.rsplit("/", 1)[-1]
 
 
 def host_line(host: HostState, width: int, now: float, focus: bool = False) -> Row:

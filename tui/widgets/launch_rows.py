@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tui.widgets.rows import clean, fit, paragraph
+from tui.widgets.rows import clean, fit, paragraph, wrap
 from tui.widgets.run_rows import STAGE_MARKS, WAITING
 
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tui.widgets.rows import Row
 
 GATES = {True: ("ok", "ok"), False: ("bad", "FAIL"), None: ("unknown", "unknown")}
+
+MOST_LINES = 3
+"""Lines of one gate's reason: a host with eight dirty GPUs has much to say, and the other gates must stay in sight."""
 
 
 def launchable(config: Config, host: str) -> list[str]:
@@ -57,16 +60,18 @@ def gate_rows(gates: Sequence[Gate], width: int) -> list[Row]:
     if not gates:
         return [(("ok", " ok       "), ("dim", "this stage needs nothing"))]
     rows: list[Row] = []
+    name_width = min(18, max(len(clean(gate.name)) for gate in gates))
+    indent = 12 + name_width
     for gate in sorted(gates, key=lambda item: item.ok is True):
         style, word = GATES[gate.ok]
-        head = f" {fit(word, 9)}{fit(clean(gate.name), 9)} "
-        lines = paragraph(gate.detail, width - len(head), "text")
-        rows.append(((style, head[:10]), ("strong", head[10:]), *lines[0]))
-        rows += [((("text"), " " * len(head)), *line) for line in lines[1:]]
+        lines = wrap(gate.detail, width - indent)
+        if len(lines) > MOST_LINES:
+            lines = [*lines[: MOST_LINES - 1], f"{lines[MOST_LINES - 1]} …"]
+        name = fit(clean(gate.name), name_width)
+        rows.append(((style, f" {fit(word, 9)}"), ("strong", f"{name}  "), ("text", lines[0])))
+        rows += [(("text", " " * indent + line),) for line in lines[1:]]
         if gate.ok is not True and gate.fix:
-            rows += [
-                (("text", " " * len(head)), *line) for line in paragraph(f"do: {gate.fix}", width - len(head), "accent")
-            ]
+            rows += paragraph(f"do: {gate.fix}", width, "accent", indent)
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from typing import TYPE_CHECKING
 
@@ -73,9 +74,12 @@ def _victim(victim: Process, width: int) -> list[Row]:
     amount = format.size(used) if used is not None else format.reading(victim.used_bytes)
     age = format.duration(victim.age_s) if victim.age_s is not None else "?"
     line = f"{victim.pid:>8}  {fit(clean(victim.user), 10)}{amount:>9}   {age:<12} {gpu_list(victim.gpus)}"
+    command = clean(victim.command or victim.exe)
+    why = " · ".join(filter(None, (clean(victim.reason), clean(victim.method))))
     rows: list[Row] = [pad([("strong", line)], width)]
-    rows.append(pad([("dim", f"{'':>10}{clean(victim.command or victim.exe)}")], width))
-    return rows + paragraph(" · ".join(filter(None, (victim.reason, victim.method))), width, "dim", 10)
+    if row_width((("text", command + why),)) + 13 <= width:
+        return [*rows, (("text", f"{'':>10}{command}"), ("dim", f" · {why}"))]
+    return [*rows, pad([("text", f"{'':>10}{command}")], width), *paragraph(why, width, "dim", 10)]
 
 
 def _section(title: str, style: str, lines: Iterable[str], width: int) -> list[Row]:
@@ -100,7 +104,8 @@ def running_rows(state: ResetState, elapsed_s: float, width: int) -> list[Row]:
         return [(("dim", "the reset has begun; its first step is not reported yet"),)]
     rows: list[Row] = []
     for start, end in itertools.pairwise([*phases, len(events)]):
-        open_ = end == len(events) and state.running
+        judged = events[-1].kind == "verdict"
+        open_ = end == len(events) and state.running and not judged
         end_s = elapsed_s if open_ else events[min(end, len(events) - 1)].at_s
         mark = ("accent", "● ") if open_ else ("ok", "✓ ")
         tail = [("accent" if open_ else "dim", format.duration(end_s - events[start].at_s))]
@@ -110,20 +115,42 @@ def running_rows(state: ResetState, elapsed_s: float, width: int) -> list[Row]:
 
 
 def _phase_rows(events: list[ResetEvent], width: int) -> list[Row]:
+    """Say what happened in a phase. Signals and ends are told by kind, not one a line: there may be dozens."""
     rows: list[Row] = []
+    groups: dict[str, list[ResetEvent]] = {}
     memory: dict[int, str] = {}
     for event in events:
         if event.kind == "memory" and "gpu" in event.data:
             memory[int(event.data["gpu"])] = format.size(float(event.data.get("used_bytes") or 0))
+        elif event.kind in ("signal", "gone") and "pid" in event.data and not _odd(event):
+            groups.setdefault(str(event.data.get("signal", "gone")), []).append(event)
+        else:
+            rows += _event_rows(event.at_s, EVENT_STYLES.get(event.kind, "dim"), event.text, width)
+    told: list[Row] = []
+    for name, members in groups.items():
+        if name == "SIGCONT":  # it only wakes what was stopped, so that SIGTERM is heard
             continue
-        at, style = right(format.duration(event.at_s), 9), EVENT_STYLES.get(event.kind, "dim")
-        rows.append(pad([("faint", f"{at}  "), (style, clean(event.text))], width))
+        pids = " ".join(str(event.data["pid"]) for event in members)
+        told += _event_rows(
+            members[-1].at_s, "text" if name != "gone" else "dim", f"{name} {len(members)}: {pids}", width
+        )
     if memory:
-        words = "   ".join(f"{gpu}:{NBSP}{amount.replace(' ', NBSP)}" for gpu, amount in sorted(memory.items()))
-        rows += [
+        words = " · ".join(f"{gpu}:{NBSP}{amount.replace(' ', NBSP)}" for gpu, amount in sorted(memory.items()))
+        told += [
             (("dim", f"{'' if number else 'GPU':>9}  {line}"),) for number, line in enumerate(wrap(words, width - 11))
         ]
-    return rows
+    return told + rows
+
+
+def _odd(event: ResetEvent) -> bool:
+    """Say whether a signal failed for another reason than that the process had just ended."""
+    return event.kind == "signal" and event.data.get("errno") not in (None, 0, errno.ESRCH)
+
+
+def _event_rows(at_s: float, style: str, text: str, width: int) -> list[Row]:
+    first, *rest = wrap(text, width - 11)
+    rows: list[Row] = [(("faint", f"{right(format.duration(at_s), 9)}  "), (style, first))]
+    return rows + [((style, " " * 11 + line),) for line in rest]
 
 
 def verdict_rows(receipt: Receipt, width: int) -> list[Row]:
