@@ -1,15 +1,14 @@
-"""Make the pictures of the console: `python screenshots/make.py [--fleet module:factory] [--out DIR] [NAME ...]`.
+"""Make the pictures of the console: `python screenshots/make.py [--demo] [--out DIR] [NAME ...]`.
 
 A scene is a size, a fleet and what is pressed; each becomes an SVG, and a PNG where rsvg-convert is installed (Debian:
-librsvg2-bin, fonts-firacode, fonts-dejavu-core). A factory takes a scene's name and gives a context manager of a
-Fleet, so that the same scenes are drawn on made-up hosts and on the demo's virtual host.
+librsvg2-bin, fonts-firacode, fonts-dejavu-core). The scenes show made-up hosts, so that every state is seen; with
+--demo they show the virtual host, its real processes and a real reset.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import os
 import re
 import shutil
@@ -66,12 +65,38 @@ SCENES = (
     Scene("palette", "80x24", ("ctrl+p",)),
 )
 
+SEEN = ("until: 7 OK", "until:sglang")
+ZEROS = (*SEEN, "R", "until:Kill 9", "right", "enter", "until:by GPU")
+EXTRACT = (
+    *ZEROS, "escape", "L", "until:gate of serve is open", "down", "until:gate of extract is open", "enter", "enter",
+    "until:of the tokens", "until: samples/s", "until:_0-",
+)  # fmt: skip
+DEMO_SCENES = (
+    *(Scene("demo-fleet", size, SEEN) for size in SIZES),
+    Scene("demo-reset-plan", "120x40", (*SEEN, "R", "until:Kill 9")),
+    Scene("demo-launch-refused", "120x40", (*SEEN, "L", "until:FAIL")),
+    Scene("demo-eight-zeros", "120x40", ZEROS),
+    *(Scene("demo-extract", size, EXTRACT) for size in SIZES),
+    Scene(
+        "demo-shard", "120x40",
+        (*EXTRACT, "S", "until:rows_0", "enter", "until:data_3", *["down"] * 4, "enter", "until:aux_hidden"),
+    ),
+)  # fmt: skip
+"""Scenes on the virtual host; what is waited for is what the host really does."""
+
 
 def fake_fleet(name: str) -> AbstractContextManager[FleetLike]:
     """Give a made-up fleet for a scene."""
     from tests.fakescenes import scene_fleet
 
     return scene_fleet(name)
+
+
+def demo_fleet(name: str) -> AbstractContextManager[FleetLike]:
+    """Put up the demo's virtual host for a scene."""
+    from backend.virtual import demo
+
+    return demo.fleet(256)
 
 
 @contextmanager
@@ -94,7 +119,7 @@ def on_screen(pilot: Pilot[None]) -> str:
     return "\n".join(strip.text for strip in strips)
 
 
-async def press(pilot: Pilot[None], key: str, timeout_s: float = 20.0) -> None:
+async def press(pilot: Pilot[None], key: str, timeout_s: float = 60.0) -> None:
     """Press one key, or wait for a text."""
     if not key.startswith("until:"):
         await pilot.press(key)
@@ -118,6 +143,8 @@ async def shoot(scene: Scene, factory: Callable[[str], AbstractContextManager[Fl
             for key in scene.keys:
                 await press(pilot, key)
             await pilot.pause(0.3)
+            app.clear_notifications()
+            await pilot.pause(0.1)
             path = out / f"{scene.name}-{scene.size}.svg"
             path.write_text(app.export_screenshot(title="eightzeros"), "utf-8")
     return path
@@ -141,17 +168,14 @@ def to_png(path: Path) -> None:
 def main() -> None:
     """Draw the named scenes, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fleet", default="", help="module:factory of another fleet than the made-up one")
+    parser.add_argument("--demo", action="store_true", help="draw the virtual host instead of made-up ones")
     parser.add_argument("--out", type=Path, default=ROOT / "screenshots")
     parser.add_argument("names", nargs="*")
     chosen = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    factory = fake_fleet
-    if chosen.fleet:
-        module, _, name = chosen.fleet.partition(":")
-        factory = getattr(importlib.import_module(module), name)
+    scenes, factory = (DEMO_SCENES, demo_fleet) if chosen.demo else (SCENES, fake_fleet)
     chosen.out.mkdir(parents=True, exist_ok=True)
-    for scene in SCENES:
+    for scene in scenes:
         label = f"{scene.name}-{scene.size}"
         if chosen.names and scene.name not in chosen.names and label not in chosen.names:
             continue

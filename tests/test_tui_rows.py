@@ -380,6 +380,7 @@ def test_the_plan_names_everything_that_matters() -> None:
                  "LOSES", "5 h 12 min of run serve-0412", "GHOSTS", "pid 99 on GPU 3", "COULD NOT BE READ",
                  "/proc/77/fd", "SPARES 1", "a daemon of the driver", "baseline recorded"):  # fmt: skip
         assert part in shown
+    assert shown.index("LOSES") < shown.index("KILLS")
     assert max(row_width(row) for row in plan_rows(plan, 60)) <= 60
 
 

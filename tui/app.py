@@ -151,7 +151,7 @@ class EightZeros(App[None]):
 
     def say(self, text: str, severity: str = "information") -> None:
         """Show a toast; the text is never read as markup."""
-        self.notify(text, severity=severity, markup=False, timeout=8)  # type: ignore[arg-type]
+        self.notify(text, severity=severity, markup=False, timeout=6)  # type: ignore[arg-type]
 
     # --- work -------------------------------------------------------------------------------------------------
 

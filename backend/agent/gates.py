@@ -96,10 +96,9 @@ def _clean(machine: Machine, requirements: Dict[str, Any], verify: Optional[Call
     if verify is None:
         return Gate(name, None, "nothing verified them", "run verify")
     receipt = verify()
-    reasons = [
-        "GPU %d: %s" % (gpu.index, gpu.reason) for gpu in receipt.after if gpu.verdict == receipt.verdict
-    ]
-    detail = "; ".join([receipt.verdict or "no verdict", *reasons[:8]])
+    worst = [gpu for gpu in receipt.after if gpu.verdict == receipt.verdict]
+    detail = "%s: %d of %d GPUs" % (receipt.verdict or "no verdict", len(worst), len(receipt.after))
+    detail += ", the first is GPU %d: %s" % (worst[0].index, worst[0].reason) if worst else ""
     if receipt.verdict == CLEAN:
         return Gate(name, True, "%d GPUs CLEAN" % len(receipt.after))
     if receipt.verdict == LIMITED:
@@ -108,8 +107,7 @@ def _clean(machine: Machine, requirements: Dict[str, Any], verify: Optional[Call
             name, accepted, detail, "" if accepted else "set accept_limited for this host, or verify as root"
         )
     if receipt.verdict in (NOT_CLEAN, UNHEALTHY):
-        actions = [gpu.action for gpu in receipt.after if gpu.action]
-        return Gate(name, False, detail, "; ".join(actions[:3]) or "reset the GPUs")
+        return Gate(name, False, detail, worst[0].action or "reset the host")
     return Gate(name, None, detail, "a GPU that cannot be read is not clean: see `nvidia-smi -q`")
 
 

@@ -82,10 +82,11 @@ def _runs_log(context: Context, args: Dict[str, Any]) -> Any:
 
 def _check(context: Context, args: Dict[str, Any]) -> List[Any]:
     from backend.agent.gates import check
-    from backend.agent.reset.ops import op_verify
+    from backend.agent.reset.cycle import verify
 
-    needs = dict(args.get("requirements") or {}, accept_limited=bool(args.get("accept_limited")))
-    return check(context.machine, needs, lambda: op_verify(context.machine, args))
+    limited = bool(args.get("accept_limited"))
+    needs = dict(args.get("requirements") or {}, accept_limited=limited)
+    return check(context.machine, needs, lambda: verify(context.machine, accept_limited=limited, keep=False))
 
 
 def _reset(name: str) -> Callable[[Context, Dict[str, Any]], Any]:

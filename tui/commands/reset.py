@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def process_line(process: Process) -> str:
     """Write a process of a plan as one line."""
     used = process.used_bytes.number()
-    size = f"{used / GIB:.1f} GiB" if used is not None else "? GiB"
-    gpus = ",".join(map(str, process.gpus)) or "-"
+    size = f"{used / GIB:.1f} GiB" if used is not None else "-" if process.used_bytes.unsupported else "? GiB"
+    where = f"gpu {','.join(map(str, process.gpus)) or '-':<8} {size:>10}"
     method = f" [{process.method}]" if process.method else ""
-    return f"  {process.pid:>8} {process.user:<10} gpu {gpus:<8} {size:>10}  {process.command[:70]}  {process.reason}{method}"
+    return f"  {process.pid:>8} {process.user:<10} {where}  {process.command[:70]}  {process.reason}{method}"
 
 
 def plan_lines(plan: Plan) -> list[str]:

@@ -151,6 +151,6 @@ class LaunchDialog(Dialog):
             if self.is_running:
                 self._check()
             return
-        self.console.say(f"{self.host.name}: {run.id} launched; it goes on when the console is closed")
+        self.console.say(f"{self.host.name}: {run.id} launched")
         if self.is_running:
             self.dismiss()

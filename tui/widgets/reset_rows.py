@@ -43,16 +43,17 @@ def gpu_list(gpus: list[int]) -> str:
 
 def plan_rows(plan: Plan, width: int) -> list[Row]:
     """Show whom a reset would kill and how, what is lost, who is spared and why, and what could not be seen."""
-    rows: list[Row] = []
+    # What would be lost comes first: the list of processes may be longer than the window.
+    rows = _section("LOSES", "warn", plan.losses, width)[1:]
     if plan.victims:
         count = len(plan.victims)
-        rows += [(("bad", f"KILLS {count} process{'es' * (count != 1)}"),)]
-        rows += [(("faint", f"{'pid':>8}  {'user':<10}{'memory':>9}   {'age':<12} GPUs"),)]
+        rows += [BLANK] * bool(rows)
+        rows.append((("bad", f"KILLS {count} process{'es' * (count != 1)}"),))
+        rows.append((("faint", f"{'pid':>8}  {'user':<10}{'memory':>9}   {'age':<12} GPUs"),))
         for victim in plan.victims:
             rows += _victim(victim, width)
     else:
         rows.append((("ok", "NOTHING TO KILL"), ("text", "  no process holds a GPU of this host")))
-    rows += _section("LOSES", "warn", plan.losses, width)
     ghosts = [
         f"pid {ghost.get('pid')} on GPU {ghost.get('gpu')}: the driver names it, but it is not there"
         for ghost in plan.ghosts
@@ -71,7 +72,7 @@ def plan_rows(plan: Plan, width: int) -> list[Row]:
 
 def _victim(victim: Process, width: int) -> list[Row]:
     used = victim.used_bytes.number()
-    amount = format.size(used) if used is not None else format.reading(victim.used_bytes)
+    amount = format.size(used) if used is not None else "n/a" if victim.used_bytes.unsupported else "?"
     age = format.duration(victim.age_s) if victim.age_s is not None else "?"
     line = f"{victim.pid:>8}  {fit(clean(victim.user), 10)}{amount:>9}   {age:<12} {gpu_list(victim.gpus)}"
     command = clean(victim.command or victim.exe)

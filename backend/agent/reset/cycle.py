@@ -237,8 +237,11 @@ def conclude(receipt: Receipt, journal: Journal) -> str:
     return "; ".join(text for text in (journal.problem, problem) if text)
 
 
-def verify(machine: Machine, *, accept_limited: bool, receipt_id: str = "") -> Receipt:
-    """Check without killing: every GPU free for at least a second, and healthy. Writes a receipt too."""
+def verify(machine: Machine, *, accept_limited: bool, receipt_id: str = "", keep: bool = True) -> Receipt:
+    """Check without killing: every GPU free for at least a second, and healthy.
+
+    With `keep` the receipt is written too; a gate that is looked at again and again leaves none behind.
+    """
     journal = Journal(None)
     receipt = new_receipt(machine, receipt_id or time.strftime("verify-%Y%m%d-%H%M%S-") + str(os.getpid()), "verify")
     watch = Watch(machine.driver)
@@ -258,7 +261,8 @@ def verify(machine: Machine, *, accept_limited: bool, receipt_id: str = "") -> R
     receipt.verdict = verdict.worst(receipt.after)
     if verdict.passes(receipt.verdict, accept_limited) and receipt.verdict != CLEAN:
         receipt.notes.append("a limited verdict is accepted on this host")
-    conclude(receipt, journal)
+    if keep:
+        conclude(receipt, journal)
     return receipt
 
 

@@ -23,7 +23,7 @@ from backend.agent.reset import baseline
 from backend.agent.reset.family import Family
 from backend.agent.reset.look import Look, holds_context
 from backend.agent.reset.protect import protected
-from backend.wire import Plan, Process, Reading, Refused, Run, failed, printable
+from backend.wire import NOT_SUPPORTED, Plan, Process, Reading, Refused, Run, printable
 
 ASK, ASK_FIRST = "SIGTERM, then SIGKILL", "SIGTERM first of all, SIGKILL last of all"
 """The methods: a run's supervisor is asked first, so that it restarts nothing, and killed last, so that it
@@ -232,7 +232,7 @@ def _used(shares: Dict[int, Reading]) -> Reading:
         if not reading.ok:
             return reading
     if not shares:
-        return failed("the driver attributes nothing to it")
+        return NOT_SUPPORTED  # the driver attributes nothing to it: a heir, or a process without a context
     return Reading(sum(int(reading.number() or 0) for reading in shares.values()))
 
 

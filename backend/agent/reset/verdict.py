@@ -3,8 +3,10 @@ hand."""
 
 from __future__ import annotations
 
+import os
 from typing import Iterable, List, Tuple
 
+from backend.agent import procfs
 from backend.agent.reset import health
 from backend.agent.reset.clearance import GpuState, lives, mib
 from backend.wire import CLEAN, LIMITED, NOT_CLEAN, UNHEALTHY, UNKNOWN, VERDICTS, GpuVerdict
@@ -61,10 +63,13 @@ def _clean(state: GpuState) -> str:
 
 
 def _action(state: GpuState) -> str:
-    living = state.held_by | {pid for pid in state.pids if lives(pid)}
+    living = sorted(state.held_by | {pid for pid in state.pids if lives(pid)})
+    mine = [pid for pid in living if procfs.uid(pid) == os.geteuid()]
+    if mine:
+        return "reset the host; what survives that is explained by cat /proc/%d/{status,wchan}" % mine[0]
     if living:
-        who = ", ".join(str(pid) for pid in sorted(living))
-        return "stop process %s by its own means, or reset for other users too; then verify again" % who
+        who = ", ".join("%d (%s)" % (pid, procfs.user_name(procfs.uid(pid))) for pid in living)
+        return "ask the owner of process %s to stop it, or set other_users for this host and reset" % who
     return "see who is left; if no process holds it, sudo nvidia-smi --gpu-reset -i %s" % state.address
 
 
