@@ -66,14 +66,14 @@ SCENES = (
 )
 
 SEEN = ("until: 7 OK", "until:sglang")
-ZEROS = (*SEEN, "R", "until:Kill 9", "right", "enter", "until:by GPU")
+ZEROS = (*SEEN, "R", "until:KILLS", "right", "enter", "until:by GPU")
 EXTRACT = (
     *ZEROS, "escape", "L", "until:gate of serve is open", "down", "until:gate of extract is open", "enter", "enter",
     "until:of the tokens", "until: samples/s", "until:_0-",
 )  # fmt: skip
 DEMO_SCENES = (
     *(Scene("demo-fleet", size, SEEN) for size in SIZES),
-    Scene("demo-reset-plan", "120x40", (*SEEN, "R", "until:Kill 9")),
+    Scene("demo-reset-plan", "120x40", (*SEEN, "R", "until:KILLS")),
     Scene("demo-launch-refused", "120x40", (*SEEN, "L", "until:FAIL")),
     Scene("demo-eight-zeros", "120x40", ZEROS),
     *(Scene("demo-extract", size, EXTRACT) for size in SIZES),

@@ -168,6 +168,11 @@ class Modes:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.plain()
 
+    def swallow_term(self) -> None:
+        """Take SIGTERM and go on."""
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        self.plain()
+
     def slow_exit(self) -> None:
         """Take a while to end after SIGTERM, and say meanwhile that it is on its way out."""
 

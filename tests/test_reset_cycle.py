@@ -72,12 +72,20 @@ def test_ends_a_holder_whatever_state_it_is_in(bench: Bench, mode: str) -> None:
 
 
 def test_kills_what_ignores_the_request_when_its_grace_is_over(bench: Bench) -> None:
-    stubborn, polite = bench.start("ignore-term"), bench.start("plain", gpus="1")
+    stubborn, polite = bench.start("swallow-term"), bench.start("plain", gpus="1")
     status, said = reset(bench, grace_s=0.4)
     assert (status, said.verdict) == (0, CLEAN)
     assert [one["pid"] for one in said.signals if one["signal"] == "SIGKILL"] == [stubborn.pid]
     assert not polite.alive()
     assert said.durations["grace"] >= 0.4
+
+
+def test_does_not_wait_for_what_ignores_the_request(bench: Bench) -> None:
+    deaf = bench.start("ignore-term")
+    status, said = reset(bench, grace_s=300.0)
+    assert (status, said.verdict) == (0, CLEAN)
+    assert [one["signal"] for one in said.signals] == ["SIGTERM", "SIGCONT", "SIGKILL"]
+    assert not deaf.alive()
 
 
 def test_waits_no_longer_than_its_victims_take(bench: Bench) -> None:

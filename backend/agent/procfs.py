@@ -90,6 +90,12 @@ def status(pid: int) -> Dict[str, str]:
     return {key.decode("ascii", "replace"): value.strip().decode("utf-8", "replace") for key, _, value in pairs if key}
 
 
+def ignores(pid: int, number: int) -> bool:
+    """Say whether a process has told the kernel to discard a signal: waiting for it to heed one is in vain."""
+    mask = status(pid).get("SigIgn", "")
+    return bool(mask) and bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def uid(pid: int) -> Optional[int]:
     """Return the real uid of a process."""
     field = status(pid).get("Uid", "").split()

@@ -95,10 +95,13 @@ class Ladder:
         began = time.monotonic()
         first = [one for one in self.victims.values() if one.method == ASK_FIRST]
         rest = [one for one in self.victims.values() if one.method != ASK_FIRST]
+        deaf = {key(one) for one in first + rest if procfs.ignores(one.pid, signal.SIGTERM)}
         for one in first + rest:
             self._send(one, signal.SIGTERM)
             self._send(one, signal.SIGCONT)  # a stopped process would not see it before
-        self._wait(list(self.victims), began + grace_s)
+        for pid, _ in sorted(deaf):
+            self._journal.write("note", "process %d ignores SIGTERM: it is not waited for" % pid, pid=pid)
+        self._wait([which for which in self.victims if which not in deaf], began + grace_s)
         asked = time.monotonic()
         self._kill(rest, asked + deadline_s)
         self._wait([key(one) for one in first], time.monotonic() + RECORD_S)
