@@ -124,7 +124,8 @@ def test_it_says_that_all_went_well_and_prints_one_object(demo: Demo) -> None:
     assert demo.said["virtual"] is True
     assert (demo.said["samples"], demo.said["shards"], demo.said["gpus"]) == (demo.samples, demo.samples, 8)
     assert (demo.said["verdict"], demo.said["killed"]) == (VERDICT, 9)
-    assert 0 < demo.said["resumed"] < demo.samples
+    assert demo.said["resumed"] is True
+    assert 0 < demo.said["samples_resumed"] < demo.samples
 
 
 def test_every_sample_is_there_once_with_the_states_of_its_own_tokens(demo: Demo, engine: EmbeddedEngine) -> None:
@@ -177,7 +178,7 @@ def test_the_extraction_was_really_killed_and_the_same_command_finished_it(demo:
     argvs = [json.loads((demo.state / "runs" / run / "run.json").read_bytes())["argv"] for run in demo.said["runs"]]
     assert argvs[0] == argvs[1]
     at = [json.loads(line)["at"] for line in (demo.out / "journal.jsonl").read_text().splitlines()[1:]]
-    assert sum(stamp < first["at"] for stamp in at) == demo.said["resumed"]
+    assert sum(stamp < first["at"] for stamp in at) == demo.said["samples_resumed"]
 
 
 def test_who_held_a_gpu_is_gone_and_nothing_of_the_demo_lives_on(demo: Demo) -> None:

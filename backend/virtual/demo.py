@@ -144,7 +144,7 @@ class Rehearsal:
         found = self._found
         passed = (CLEAN, LIMITED) if self._host.config().hosts[NAME].accept_limited else (CLEAN,)
         whole: bool = found["samples"] == found["shards"] == self._host.samples
-        return whole and found["verdict"] in passed and found["resumed"] > 0
+        return whole and found["verdict"] in passed and found["resumed"] is True
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._began:6.1f} s] {text}", file=sys.stderr, flush=True)
@@ -177,7 +177,7 @@ class Rehearsal:
         _must(resumed == committed, f"{resumed} samples were resumed, {committed} had been committed")
         self._found.update(
             samples=progress.samples_done, tokens=progress.tokens_done, bytes=progress.bytes_written,
-            resumed=resumed, runs=[first.id, second.id], killed_run=first.id,
+            resumed=resumed > 0, samples_resumed=resumed, runs=[first.id, second.id], killed_run=first.id,
         )  # fmt: skip
 
     def _kill_at_a_third(self, run: Run) -> None:
