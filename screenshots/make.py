@@ -36,7 +36,8 @@ RESET = ("R", "until:KILLS", "right", "enter", "until:by GPU")
 
 @dataclass(frozen=True)
 class Scene:
-    """One picture: keys are pressed in order; a key that starts with "until:" waits for that text on the screen."""
+    """One picture: keys are pressed in order; a key that starts with "until:" waits for that text on the screen,
+    one that starts with "wait:" for so many seconds, so that the lines of a live host have a history."""
 
     name: str
     size: str
@@ -65,11 +66,11 @@ SCENES = (
     Scene("palette", "80x24", ("ctrl+p",)),
 )
 
-SEEN = ("until: 7 OK", "until:sglang")
+SEEN = ("until: 7 OK", "until:sglang", "wait:10")
 ZEROS = (*SEEN, "R", "until:KILLS", "right", "enter", "until:by GPU")
 EXTRACT = (
     *ZEROS, "escape", "L", "until:gate of serve is open", "down", "until:gate of extract is open", "enter", "enter",
-    "until:of the tokens", "until: samples/s", "until:_0-",
+    "until:of the tokens", "until: samples/s", "until:_0-", "wait:15",
 )  # fmt: skip
 DEMO_SCENES = (
     *(Scene("demo-fleet", size, SEEN) for size in SIZES),
@@ -121,6 +122,9 @@ def on_screen(pilot: Pilot[None]) -> str:
 
 async def press(pilot: Pilot[None], key: str, timeout_s: float = 60.0) -> None:
     """Press one key, or wait for a text."""
+    if key.startswith("wait:"):
+        await pilot.pause(float(key.removeprefix("wait:")))
+        return
     if not key.startswith("until:"):
         await pilot.press(key)
         await pilot.pause()

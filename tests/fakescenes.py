@@ -26,10 +26,18 @@ def scene_fleet(name: str) -> Iterator[FakeFleet]:
         fleet.tick()
     _history(fleet)
     {
-        "mixed": _mixed, "first": _first, "reset-running": _running, "reset-clean": _clean, "reset-not-clean": _not_clean,
-        "reset-nothing": _nothing, "launch": _launch, "launch-refused": _refused, "shards": _shards, "log": _log,
+        "mixed": _mixed,
+        "first": _first,
+        "reset-running": _running,
+        "reset-clean": _clean,
+        "reset-not-clean": _not_clean,
+        "reset-nothing": _nothing,
+        "launch": _launch,
+        "launch-refused": _refused,
+        "shards": _shards,
+        "log": _log,
         "host-key": _host_key,
-    }.get(name, lambda fleet: None)(fleet)  # fmt: skip
+    }.get(name, lambda fleet: None)(fleet)
     yield fleet
 
 
@@ -37,13 +45,18 @@ def _history(fleet: FakeFleet) -> None:
     now = time.time()
     host = fleet.hosts["gpu-01"]
     host.runs = {
-        "prepare-1": make_run("prepare-1", "prepare", "exited", exit_code=0, started_at=now - 30000, ended_at=now - 29000),
+        "prepare-1": make_run(
+            "prepare-1", "prepare", "exited", exit_code=0, started_at=now - 30000, ended_at=now - 29000
+        ),
         "serve-1": make_run("serve-1201-1142-8f3a", "serve", started_at=now - 19000),
         "extract-1": make_run(
-            "extract-1201-1309-41c2", "extract", label="extract (embedded)", progress=make_progress(),
+            "extract-1201-1309-41c2",
+            "extract",
+            label="extract (embedded)",
+            progress=make_progress(),
             out_dir="/data/hidden",
         ),
-    }  # fmt: skip
+    }
     fleet.end_reset("gpu-01", replace(make_receipt("gpu-01"), started_at=now - 19100))
     for ago, level, text in (
         (19400, "info", "connected: driver 580.159.04, 8 GPUs"),
@@ -79,7 +92,9 @@ def _mixed(fleet: FakeFleet) -> None:
     feed(four, 201, busy=False)
     run = one.runs["extract-1"]
     assert run.progress
-    stuck = replace(run.progress, advanced_at=run.progress.at - 380, tokens_per_s=0.0, samples_per_s=0.0, bytes_per_s=0.0)
+    stuck = replace(
+        run.progress, advanced_at=run.progress.at - 380, tokens_per_s=0.0, samples_per_s=0.0, bytes_per_s=0.0
+    )
     one.runs["extract-1"] = replace(run, progress=replace(stuck, disk_free_bytes=38 * GIB))
 
 
@@ -120,11 +135,13 @@ def _clean(fleet: FakeFleet) -> None:
 
 def _not_clean(fleet: FakeFleet) -> None:
     receipt = make_receipt(
-        "gpu-01", NOT_CLEAN, used_bytes=Reading(616 * MIB),
-        reason="612 MiB above the baseline after 60 s: pid 41213 is in state D (waiting in the driver) and still holds it",
+        "gpu-01",
+        NOT_CLEAN,
+        used_bytes=Reading(616 * MIB),
+        reason="612 MiB above the baseline after 60 s: pid 41213 is in state D and still holds it",
         action="wait for the driver, or reset GPU 3 once nothing else uses it",
         command="nvidia-smi -i 3 --query-compute-apps=pid,used_memory --format=csv; cat /proc/41213/stat",
-    )  # fmt: skip
+    )
     fleet.on_reset = lambda host: fleet.end_reset(host, receipt)
 
 
@@ -151,17 +168,30 @@ def _refused(fleet: FakeFleet) -> None:
 
 def _shards(fleet: FakeFleet) -> None:
     names = [f"data_{4300 + number}.ckpt" for number in (21, 9, 8, 100, 7, 20, 101, 19, 10, 18, 11, 17, 12, 16)]
-    entries = [{"name": name, "kind": "shard", "bytes": 99_250_000 + 1000 * len(name), "modified_at": 0.0} for name in names]
+    entries = [
+        {"name": name, "kind": "shard", "bytes": 99_250_000 + 1000 * len(name), "modified_at": 0.0} for name in names
+    ]
     fleet.files["/data/hidden"] = {
-        "path": FOLDER, "truncated": False,
-        "entries": [*entries, {"name": "old", "kind": "folder", "bytes": 0}, {"name": "data_config.json", "kind": "other", "bytes": 812}],
-    }  # fmt: skip
-    tensors = [("input_ids", [1731], "int64", 13848), ("loss_mask", [1731], "int64", 13848),
-               ("aux_hidden_state", [1, 1731, 21504], "bf16", 74446848), ("hidden_state", [1, 1731, 7168], "bf16", 24815616)]  # fmt: skip
+        "path": FOLDER,
+        "truncated": False,
+        "entries": [
+            *entries,
+            {"name": "old", "kind": "folder", "bytes": 0},
+            {"name": "data_config.json", "kind": "other", "bytes": 812},
+        ],
+    }
+    tensors = [
+        ("input_ids", [1731], "int64", 13848),
+        ("loss_mask", [1731], "int64", 13848),
+        ("aux_hidden_state", [1, 1731, 21504], "bf16", 74446848),
+        ("hidden_state", [1, 1731, 7168], "bf16", 24815616),
+    ]
     shard = {
-        "format": "torch zip", "bytes": 99290160, "notes": [],
+        "format": "torch zip",
+        "bytes": 99290160,
+        "notes": [],
         "entries": [{"key": k, "shape": s, "dtype": d, "bytes": b} for k, s, d, b in tensors],
-    }  # fmt: skip
+    }
     for name in names:
         fleet.files[f"{FOLDER}/{name}"] = shard
 

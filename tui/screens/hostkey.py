@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tui.widgets.rows import Row
 
 WARNINGS = {
-    "changed": "THE KEY HAS CHANGED. Either the host was set up again, or somebody stands in between. Ask whoever runs the "
-    "host; if the new key is right, remove the old one with ssh-keygen -R and connect again.",
+    "changed": "THE KEY HAS CHANGED. Either the host was set up again, or somebody stands in between. Ask whoever "
+    "runs the host; if the new key is right, remove the old one with ssh-keygen -R and connect again.",
     "revoked": "THIS KEY IS REVOKED in known_hosts. It is not accepted from here.",
 }
 

@@ -64,7 +64,8 @@ def plan_rows(plan: Plan, width: int) -> list[Row]:
         rows += [BLANK, (("ok", f"SPARES {len(plan.spared)}"),)]
         for process in plan.spared:
             name = _name(process.command or process.exe)
-            rows.append(pad([("text", f"{process.pid:>8}  {fit(clean(process.user), 10)}{name}"), ("dim", f"  {clean(process.reason)}")], width))  # fmt: skip
+            who = ("text", f"{process.pid:>8}  {fit(clean(process.user), 10)}{name}")
+            rows.append(pad([who, ("dim", f"  {clean(process.reason)}")], width))
     if plan.baseline:
         rows += [BLANK, (("dim", f"baseline {clean(plan.baseline)}"),)]
     return rows
@@ -210,15 +211,14 @@ def big_numbers(gpus: list[GpuVerdict], width: int) -> list[Row]:
     large = sum(wide) + len(gap) * len(words) <= width
     if not large:
         wide = [max(4, len(word)) for word in words]
-    rows: list[Row] = []
-    for y in range(3) if large else ():
-        rows.append(
-            tuple((style, "".join(BIG[c][y] for c in word).center(cells) + gap) for word, cells, style in zip(words, wide, styles, strict=True))
-        )  # fmt: skip
-    if not large:
-        rows.append(
-            tuple((style, word.center(cells) + gap) for word, cells, style in zip(words, wide, styles, strict=True))
+    heights = range(3) if large else range(1)
+    rows: list[Row] = [
+        tuple(
+            (style, ("".join(BIG[digit][y] for digit in word) if large else word).center(cells) + gap)
+            for word, cells, style in zip(words, wide, styles, strict=True)
         )
+        for y in heights
+    ]
     rows.append(tuple(("dim", str(gpu.index).center(cells) + gap) for gpu, cells in zip(gpus, wide, strict=True)))
     known = all(gpu.baseline_bytes is not None for gpu in gpus)
     rows.append(

@@ -19,8 +19,8 @@ Run = tuple[str, str]
 Row = tuple[Run, ...]
 
 STYLES = (
-    "text", "dim", "faint", "strong", "title", "accent", "ok", "warn", "bad", "unknown", "bar", "track", "spark", "cursor", "chosen",
-    "mark", "ok-fill", "warn-fill", "bad-fill", "unknown-fill", "key",
+    "text", "dim", "faint", "strong", "title", "accent", "ok", "warn", "bad", "unknown", "bar", "track", "spark",
+    "cursor", "chosen", "mark", "ok-fill", "warn-fill", "bad-fill", "unknown-fill", "key",
 )  # fmt: skip
 FILLED = frozenset(("mark", "cursor", "chosen", "ok-fill", "warn-fill", "bad-fill", "unknown-fill"))
 """The styles with a background of their own."""

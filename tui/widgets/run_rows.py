@@ -140,7 +140,10 @@ def _speed(progress: Progress, run: Run, width: int, now: float) -> Row:
     )
     eta = progress.eta_s()
     if eta is None:
-        return spread(left, [("unknown", "no ETA: nothing moves")], width)
+        started = progress.tokens_done > 0
+        return spread(
+            left, [("unknown" if started else "dim", "no ETA: nothing moves" if started else "no ETA yet")], width
+        )
     return spread(
         left,
         [
