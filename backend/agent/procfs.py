@@ -12,7 +12,6 @@ from typing import Dict, Iterator, List, NamedTuple, Optional
 from backend.wire import printable
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CHUNK_BYTES = 16384
 
 

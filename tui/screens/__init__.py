@@ -1,1 +1,1 @@
-""""""
+"""The screens and dialogs of the console."""

@@ -1,1 +1,1 @@
-""""""
+"""The layouts in which shards are written for trainers."""
