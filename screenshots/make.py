@@ -166,7 +166,7 @@ def to_png(path: Path) -> None:
     if tool:
         svg = re.sub(LEADING, hang, path.read_text("utf-8"))
         target = str(path.with_suffix(".png"))
-        subprocess.run([tool, "-z", "1.3", "-o", target], input=svg.encode(), check=True)
+        subprocess.run([tool, "-z", "1", "-o", target], input=svg.encode(), check=True)
 
 
 def main() -> None:

@@ -280,7 +280,7 @@ async def test_the_log_follows_holds_and_is_bounded(monkeypatch: pytest.MonkeyPa
 async def test_the_help_holds_every_action_and_key() -> None:
     async with console(LARGE) as shown:
         await shown.press("question_mark")
-        await shown.sees("Actions")
+        await shown.sees("Moving")
         for action in ACTIONS:
             assert any(action.key in line and action.label in line for line in shown.text.splitlines()), action.id
         await shown.press("question_mark")

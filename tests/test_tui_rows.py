@@ -186,6 +186,14 @@ def test_a_stale_host_fades_and_tells_the_age(host) -> None:
     assert styles(rows[1:2], "GiB") == {"dim"}
 
 
+def test_a_reading_that_is_old_fades_on_a_live_host(host) -> None:
+    host.telemetry.gpus[0].readings["temperature_c"] = Reading(61, age_s=9.0)
+    assert styles([panel(host)[1]], "61°C") == {"dim"}
+    assert "9 s old" not in text([panel(host)[1]])
+    host.telemetry.gpus[0].readings["temperature_c"] = Reading(61, age_s=20.0)
+    assert "20 s old" in text(gpu_rows(host, 0, 100, LIMITS))
+
+
 def test_a_lost_host_says_why_and_when_it_is_tried_again(host) -> None:
     host.link = LinkStatus(LinkState.LOST, "no answer for 10 s", retry_in_s=8.0)
     shown = text(panel(host, 119))

@@ -67,7 +67,7 @@ def test_a_run_that_stands_still_is_marked(host) -> None:
 def test_a_disk_that_will_fill_says_when(host) -> None:
     progress = make_progress(disk_free_bytes=20 * GIB)
     shown = text(band(host, make_run("e", "extract", progress=progress), 119))
-    assert "20.0 GiB disk left, too little for the rest, full in 3 min" in shown
+    assert "20 GiB disk left, too little for the rest, full in 3 min" in shown
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def size(count: float) -> str:
         if value < 1000:
             break
         value, unit = value / 1024, larger
-    return f"{three(value) if unit != 'B' else f'{value:.0f}'} {unit}"
+    return f"{f'{value:.0f}' if value == int(value) else three(value)} {unit}"
 
 
 def three(value: float) -> str:

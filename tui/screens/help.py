@@ -25,7 +25,7 @@ MARKS = (
 
 def help_rows(width: int) -> list[Row]:
     """Make the help from the table of actions."""
-    rows: list[Row] = [(("title", "Actions"),)]
+    rows: list[Row] = []
     for action in ACTIONS:
         first, *rest = wrap(action.says, width - 20)
         rows.append((("key", f"  {fit(action.key, 7)}"), ("strong", fit(action.label, 11)), ("dim", first)))
@@ -49,7 +49,7 @@ class HelpDialog(Dialog):
 
     def on_mount(self) -> None:
         """Fill the dialog."""
-        self.show((("strong", "Keys"),), help_rows(self.text_width))
+        self.show((("strong", "Help"),), help_rows(self.text_width))
         self.query_one("#cancel").focus()
 
     def on_button_pressed(self) -> None:

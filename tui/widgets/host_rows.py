@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from backend.fleet import LinkState, badge
+from backend.fleet.state import STALE_S
 from backend.wire import MIB
 from tui import format
 from tui.widgets.rows import bar, clean, fill, fit, pad, right, row_width, spark, spread
@@ -162,7 +163,7 @@ class Pane:
         """Return the style of a reading: old values fade, failed ones stand out."""
         if reading.failed:
             return "dim" if format.reading(reading) == "?" else "bad"
-        return style if self.fresh and reading.ok else "dim"
+        return style if self.fresh and reading.ok and reading.age_s < STALE_S else "dim"
 
     def memory_bar(self, width: int) -> Row:
         """Draw how full the memory is."""

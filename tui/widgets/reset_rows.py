@@ -129,7 +129,7 @@ def _phase_rows(events: list[ResetEvent], width: int) -> list[Row]:
         else:
             rows += _event_rows(event.at_s, EVENT_STYLES.get(event.kind, "dim"), event.text, width)
     told: list[Row] = []
-    for name, members in groups.items():
+    for name, members in sorted(groups.items(), key=lambda group: group[1][-1].at_s):
         if name == "SIGCONT":  # it only wakes what was stopped, so that SIGTERM is heard
             continue
         pids = " ".join(str(event.data["pid"]) for event in members)
