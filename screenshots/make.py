@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tui.console import FleetLike
 
 ROOT = Path(__file__).resolve().parent.parent
-LEADING = re.compile(r'x="([\d.]+)"([^>]*?)textLength="([\d.]+)"([^>]*)>((?:&#160;)+)(?=[^<&]|&(?!#160;))')
+TEXT = re.compile(r'x="([\d.]+)"([^>]*?)textLength="([\d.]+)"([^>]*)>((?:&#160;)*)([^<]*?)((?:&#160;)*)</text>')
 CELL = 12.2
 """The width of a character in Textual's SVG."""
 SIZES = {"80x24": (80, 24), "120x40": (120, 40), "200x60": (200, 60)}
@@ -154,17 +154,20 @@ async def shoot(scene: Scene, factory: Callable[[str], AbstractContextManager[Fl
     return path
 
 
-def hang(text: re.Match[str]) -> str:
-    """Turn the spaces before a piece of text into a shift to the right: rsvg-convert drops them."""
-    shift = text[5].count("&#160;") * CELL
-    return f'x="{float(text[1]) + shift:g}"{text[2]}textLength="{float(text[3]) - shift:g}"{text[4]}>'
+def tighten(text: re.Match[str]) -> str:
+    """Turn the spaces around a piece of text into its place and length: rsvg-convert drops them and stretches the rest."""
+    before, after = text[5].count("&#160;") * CELL, text[7].count("&#160;") * CELL
+    if not text[6]:
+        return text[0]
+    length = float(text[3]) - before - after
+    return f'x="{float(text[1]) + before:g}"{text[2]}textLength="{length:g}"{text[4]}>{text[6]}</text>'
 
 
 def to_png(path: Path) -> None:
     """Turn an SVG into a PNG where the tool is there."""
     tool = shutil.which("rsvg-convert")
     if tool:
-        svg = re.sub(LEADING, hang, path.read_text("utf-8"))
+        svg = re.sub(TEXT, tighten, path.read_text("utf-8"))
         target = str(path.with_suffix(".png"))
         subprocess.run([tool, "-z", "1", "-o", target], input=svg.encode(), check=True)
 
