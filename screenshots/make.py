@@ -155,7 +155,7 @@ async def shoot(scene: Scene, factory: Callable[[str], AbstractContextManager[Fl
 
 
 def tighten(text: re.Match[str]) -> str:
-    """Turn the spaces around a piece of text into its place and length: rsvg-convert drops them and stretches the rest."""
+    """Turn the spaces around a text into its place and length: rsvg-convert drops them and stretches the rest."""
     before, after = text[5].count("&#160;") * CELL, text[7].count("&#160;") * CELL
     if not text[6]:
         return text[0]
