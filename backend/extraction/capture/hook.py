@@ -91,9 +91,20 @@ class Capture:
         self._asked = False
         if writes:
             self._folder.clear()
-            atexit.register(self._quietly, self._folder.clear)
         self.report()
+        self._ended = threading.Event()
         threading.Thread(target=self._report_all, name="eightzeros-report", daemon=True).start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End the threads and remove what this run has left in the folder, but for the counters. Raises OSError."""
+        atexit.unregister(self.close)
+        self._ended.set()
+        if self._sink is not None:
+            self._sink.close()
+        if self._writes:
+            self._folder.clear()
+        self.report()
 
     def __call__(self, module: Any, args: Any, output: Any) -> Any:
         """See a module's output. Never raises; returns what the caller expects, or None: unchanged."""
@@ -212,8 +223,7 @@ class Capture:
         replace(path, json.dumps(asdict(self.counters)).encode("ascii") + b"\n")
 
     def _report_all(self) -> None:
-        while True:
-            time.sleep(REPORT_EVERY_S)
+        while not self._ended.wait(REPORT_EVERY_S):
             if self._writes:
                 self._quietly(self._folder.look)
             self._quietly(self.report)

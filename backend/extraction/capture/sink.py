@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .folder import Folder
 
 ID_BYTES = 8
+CLOSE_S = 5.0
 _cuda: Any = torch.cuda  # parts of it are untyped
 
 
@@ -79,12 +80,21 @@ class Sink:
         cuda = device.type == "cuda"
         self._stream = _cuda.Stream(device) if cuda else None
         self._slots: queue.Queue[torch.Tensor] = queue.Queue()
-        self._work: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         with torch.inference_mode(False):
             for _ in range(config.slots):
                 self._slots.put(torch.empty(config.slot_bytes, dtype=torch.uint8, pin_memory=cuda))
-        for number in range(config.writers):
-            threading.Thread(target=self._write_all, name=f"eightzeros-writer-{number}", daemon=True).start()
+        names = [f"eightzeros-writer-{number}" for number in range(config.writers)]
+        self._threads = [threading.Thread(target=self._write_all, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Let the writers finish what they were given, and end them."""
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join(CLOSE_S)
 
     def send(self, parts: list[Part], sources: list[torch.Tensor], deadline: float) -> None:
         """Copy rows (ids, aux, last) into a slot and hand it to the writers. Raises Refused or what torch raises."""
@@ -123,8 +133,7 @@ class Sink:
             piece.event.record(self._stream)
 
     def _write_all(self) -> None:
-        while True:
-            piece = self._work.get()
+        while (piece := self._work.get()) is not None:
             problem: Exception | None = None
             try:
                 if piece.event is not None:
