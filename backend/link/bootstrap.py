@@ -54,7 +54,7 @@ def pack_agent(
 def pack_extractor() -> Archive:
     """Pack the extractor, which runs in the stage's own Python."""
     files = _sources("backend.extraction", *(f"backend.{part}" for part in SHARED))
-    return _pack("extractor", "backend.extraction.extract", files, ())
+    return _pack("extractor", "backend.extraction", files, ())
 
 
 def _pack(name: str, entry: str, files: dict[str, bytes], argv: Sequence[str]) -> Archive:
