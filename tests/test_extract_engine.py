@@ -9,8 +9,9 @@ import sys
 import numpy as np
 import pytest
 
+from backend.extraction.bfloat16 import bfloat16_words, to_float32
 from backend.extraction.engines import EngineError, open_engine
-from backend.extraction.engines.embedded import EmbeddedEngine, bfloat16_words
+from backend.extraction.engines.embedded import EmbeddedEngine
 
 GOLDEN = "381115eea2b5a1cc3cc555bbe562495ea90cd2c3156b43245cbfb6cfa3b7ddca"
 DIGEST = (
@@ -75,7 +76,9 @@ def test_what_it_cannot_compute_is_refused(engine: EmbeddedEngine, ids: list[int
 def test_rounding_is_half_to_even() -> None:
     values = {1.0: 0x3F80, -2.0: 0xC000, 1.00390625: 0x3F80, 1.01171875: 0x3F82, 0.0: 0, float("inf"): 0x7F80,
               1e39: 0x7F80, float("nan"): 0x7FC0, 3.4e38: 0x7F80}  # fmt: skip
-    assert bfloat16_words(np.array(list(values))).tolist() == list(values.values())
+    words = bfloat16_words(np.array(list(values)))
+    assert words.tolist() == list(values.values())
+    assert np.array_equal(bfloat16_words(to_float32(words)), words)
 
 
 @pytest.mark.torch

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backend.extraction import durable, extract, progress
+from backend.extraction import durable, extract, ledger, progress, sequential
 from backend.extraction.engines import EngineError, States
 from backend.extraction.engines.embedded import EmbeddedEngine
 from backend.shardfmt import layout
@@ -64,7 +64,7 @@ def test_a_whole_extraction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (about["capture_points"], about["hidden_size"], about["engine"]) == ([2, 4, 5], 64, "embedded")
     assert "entering layer k" in about["capture_convention"]
     assert sorted(path.name for path in out.iterdir()) == [
-        ".eightzeros.lock", "data_config.json", "journal.jsonl", "rows_0-2000",
+        ".corpus.index", ".eightzeros.lock", "data_config.json", "journal.jsonl", "rows_0-2000",
     ]  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def test_a_full_disk_pauses_and_goes_on(
     corpus, out, run_dir = tmp_path / "c.jsonl", tmp_path / "out", tmp_path / "run"
     run_dir.mkdir()
     records = write_corpus(corpus, 25)
-    calls, seen, real = [0], [], extract._free_bytes
+    calls, seen, real = [0], [], ledger.free_bytes
 
     def reserve(fd: int, at: int, size: int) -> None:
         calls[0] += 1
@@ -247,8 +247,8 @@ def test_a_full_disk_pauses_and_goes_on(
         return real(path)
 
     monkeypatch.setenv(progress.RUN_DIR, str(run_dir))
-    monkeypatch.setattr(extract, "FULL_POLL_S", 0.01)
-    monkeypatch.setattr(extract, "_free_bytes", free)
+    monkeypatch.setattr(sequential, "FULL_POLL_S", 0.01)
+    monkeypatch.setattr(ledger, "free_bytes", free)
     monkeypatch.setattr(durable.os, "posix_fallocate", reserve)
     assert run(corpus, out) == 0
     state, message, committed, hidden = seen[-1]

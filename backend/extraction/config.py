@@ -32,12 +32,13 @@ def describe(
         "state": state,
         "at": time.time(),
         "engine": engine.name,
+        **engine.about(),
         "model": engine.model,
         "hidden_size": hidden,
         "vocab_size": engine.vocab_size,
         "capture_points": points,
         "capture_convention": CONVENTION,
-        "format": "torch zip, rows_A-B/data_N.ckpt",
+        "format": f"torch zip, rows_A-B/data_N{journal.header.suffix}",
         "tensors": {
             layout.INPUT_IDS: {"dtype": "int64", "shape": ["tokens"]},
             layout.LOSS_MASK: {"dtype": "int64", "shape": ["tokens"]},
@@ -50,6 +51,7 @@ def describe(
         "tokens": sum(entry.tokens for entry in entries),
         "bytes": sum(entry.bytes for entry in entries),
         "failed": failed,
+        "failed_file": layout.FAILED_NAME if failed else "",
         "checksums": {"file": layout.JOURNAL_NAME, "kind": "CRC-32 of each whole file"},
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
     }  # fmt: skip

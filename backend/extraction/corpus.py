@@ -13,13 +13,15 @@ from array import array
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from backend.wire import printable
+from backend.extraction.durable import replace_file
+from backend.wire import SCHEMA, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_LINE_BYTES = 64 << 20
 MAX_ID_CHARS = 200
+_DIGEST_BYTES = 32
 MAX_LISTED = 20
 """Bad lines that an error names one by one; the rest is counted."""
 
@@ -48,20 +50,24 @@ class Row:
 class Corpus:
     """A checked corpus. `skipped` are the bad lines left out on request."""
 
-    def __init__(self, path: str, vocab_size: int, skip_bad: bool = False) -> None:
-        """Check every line. Raises CorpusError where it cannot be read, has no sample, or has bad lines."""
+    def __init__(self, path: str, vocab_size: int, skip_bad: bool = False, index: str = "") -> None:
+        """Check every line. Raises CorpusError where it cannot be read, has no sample, or has bad lines.
+
+        `index` is what `save_index` wrote for this same content: a resume then only reads and hashes the file.
+        """
         self.path, self._vocab_size = path, vocab_size
         self.lines = 0
         self.sha256 = ""
         self.skipped: list[BadLine] = []
         self._starts = array("Q")
-        self._tokens = array("L")
+        self._tokens = array("Q")
         try:
             self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 (kept for `row`)
         except OSError as error:
             raise CorpusError(f"{path}: {os.strerror(error.errno or 0)}") from None
         try:
-            self._check()
+            if not (index and self._load_index(index)):
+                self._check()
             self.bytes = os.fstat(self._file.fileno()).st_size
             self._refuse(skip_bad)
         except OSError as error:
@@ -93,9 +99,47 @@ class Corpus:
             raise CorpusError(f"{self.path}: sample {index} changed since the corpus was checked: {problem}")
         return replace(sample, index=index, id=sample.id or str(index))
 
+    def longest(self) -> int:
+        """Return the tokens of the longest sample."""
+        return max(self._tokens)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def save_index(self, path: str) -> None:
+        """Keep where each sample lies, for the next time. Raises DiskFull or OSError."""
+        head = {"schema": SCHEMA, "sha256": self.sha256, "lines": self.lines, "vocab_size": self._vocab_size,
+                "samples": len(self), "skipped": self.skipped}  # fmt: skip
+        data = json.dumps(head).encode("ascii") + b"\n" + self._starts.tobytes() + self._tokens.tobytes()
+        replace_file(path, data + hashlib.sha256(data).digest(), durable=False)
+
+    def _load_index(self, path: str) -> bool:
+        """Take over what was found out earlier, where it was about these same bytes; say whether."""
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+            line, _, arrays = data[:-_DIGEST_BYTES].partition(b"\n")
+            head = json.loads(line)
+            if hashlib.sha256(data[:-_DIGEST_BYTES]).digest() != data[-_DIGEST_BYTES:]:
+                return False
+        except (OSError, ValueError):
+            return False
+        if (head["schema"], head["vocab_size"]) != (SCHEMA, self._vocab_size) or head["sha256"] != self._hash():
+            return False
+        half = head["samples"] * self._starts.itemsize
+        self._starts.frombytes(arrays[:half])
+        self._tokens.frombytes(arrays[half:])
+        self.sha256, self.lines = head["sha256"], head["lines"]
+        self.skipped = [BadLine(*bad) for bad in head["skipped"]]
+        return True
+
+    def _hash(self) -> str:
+        digest = hashlib.sha256()
+        while block := self._file.read(1 << 20):
+            digest.update(block)
+        self._file.seek(0)
+        return digest.hexdigest()
 
     def _check(self) -> None:
         digest, start = hashlib.sha256(), 0

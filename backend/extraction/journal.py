@@ -50,6 +50,7 @@ class Header:
     model: str
     hidden_size: int
     capture_points: list[int]
+    suffix: str = layout.SUFFIXES[0]
     schema: int = SCHEMA
 
 
@@ -62,6 +63,7 @@ _WORDS = {
     "model": "model",
     "hidden_size": "hidden size",
     "capture_points": "capture points",
+    "suffix": "file suffix",
 }
 
 
@@ -94,7 +96,7 @@ class Journal:
 
     def __init__(self, path: str, header: Header) -> None:
         """Open or begin the journal. Raises JournalError where it belongs to something else or is damaged."""
-        self.path = path
+        self.path, self.header = path, header
         self.entries: dict[int, Entry] = {}
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -118,15 +120,16 @@ class Journal:
             return len(line)
         self._compare(_parsed(self.path, 1, lines[0]), header)
         for number, raw in enumerate(lines[1:], 2):
-            entry = _entry(self.path, number, raw)
+            entry = _entry(self.path, number, raw, header.suffix)
             self.entries[entry.index] = entry
         if whole < len(data):
             os.ftruncate(self._fd, whole)
         return whole
 
     def _compare(self, found: dict[str, Any], wanted: Header) -> None:
+        found = {"suffix": layout.SUFFIXES[0], **found}  # journals before it could be chosen
         for name, words in _WORDS.items():
-            want = asdict(wanted)[name]
+            want = getattr(wanted, name)
             if found.get(name) != want:
                 raise JournalError(
                     f"{self.path}: this folder was begun with another {words}: {found.get(name)!r}, now "
@@ -197,11 +200,11 @@ def _parsed(path: str, number: int, raw: bytes) -> dict[str, Any]:
     return record
 
 
-def _entry(path: str, number: int, raw: bytes) -> Entry:
+def _entry(path: str, number: int, raw: bytes, suffix: str) -> Entry:
     record = _parsed(path, number, raw)
     try:
         entry = Entry(**{name: record[name] for name in Entry.__dataclass_fields__})
-        expected = layout.shard_path(entry.index)
+        expected = layout.shard_path(entry.index, suffix)
     except (KeyError, TypeError, ValueError) as error:
         raise JournalError(f"{path}: line {number} is no sample of this version: {error!r}") from None
     if entry.file != expected:

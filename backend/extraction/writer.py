@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import zlib
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from backend.extraction.checksums import crc32_combine
 from backend.extraction.durable import DiskFull, discard, pwrite_all, reserve, retried, sync_folder
 from backend.extraction.journal import Entry
 from backend.shardfmt import layout, torchzip
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 GROUP_SAMPLES = 16
 GROUP_AGE_S = 2.0
 """When a group is committed: what a kill can cost (facts: shards, section 7)."""
+
+_CHECK_WORDS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,21 @@ def check_states(states: States, tokens: int, hidden_size: int, points: int) -> 
     for name, words, width in (("aux", states.aux, points * hidden_size), ("last", states.last, hidden_size)):
         if words.shape != (tokens, width):
             raise BadStates(f"{name} has the shape {list(words.shape)}, not [{tokens}, {width}]")
-        bad = (words & 0x7FFF) >= 0x7F80
-        if bad.any():
+        if not _finite(words):
+            bad = (words & 0x7FFF) >= 0x7F80
             row, column = (int(x) for x in np.argwhere(bad)[0])
             raise BadStates(f"{name} holds {int(bad.sum())} NaN or infinite values, the first at [{row}, {column}]")
+
+
+def _finite(words: NDArray[np.uint16]) -> bool:
+    """Look for NaN and infinity in pieces that stay in a core's cache: 2 copies of a sample never exist."""
+    flat, scratch = words.reshape(-1), np.empty(_CHECK_WORDS, np.uint16)
+    for begin in range(0, flat.size, _CHECK_WORDS):
+        piece = flat[begin : begin + _CHECK_WORDS]
+        magnitudes = np.bitwise_and(piece, 0x7FFF, out=scratch[: piece.size])
+        if magnitudes.max() >= 0x7F80:
+            return False
+    return True
 
 
 def tensors_of(tokens: int, hidden_size: int, points: int) -> list[TensorSpec]:
@@ -114,12 +129,12 @@ def _write_records(fd: int, placed: list[torchzip.Placed], bodies: Sequence[byte
         body = bodies[number]
         crc = zlib.crc32(body)
         head, tail = torchzip.local_header(record), torchzip.descriptor(record, crc)
+        whole = crc32_combine(zlib.crc32(head, whole), crc, record.size_bytes)
+        whole = zlib.crc32(tail, whole)
         pwrite_all(fd, head, record.header_at)
         pwrite_all(fd, body, record.data_at)
         pwrite_all(fd, tail, record.data_at + record.size_bytes)
         directory += torchzip.central_entry(record, crc)
-        for part in (head, body, tail):
-            whole = zlib.crc32(part, whole)
     end = placed[-1].next_at
     directory += torchzip.end_records(len(placed), len(directory), end)
     pwrite_all(fd, directory, end)
@@ -135,13 +150,19 @@ def _new_id() -> bytes:
 
 
 class ShardWriter:
-    """Writes samples into an output folder and commits them in groups. For one thread."""
+    """Writes samples into an output folder and commits them in groups.
+
+    Any thread may write, several at a time; one thread commits and discards.
+    """
 
     def __init__(self, out: str, journal: Journal, hidden_size: int, points: int) -> None:
         self._out, self._journal = out, journal
         self._hidden_size, self._points = hidden_size, points
+        self._suffix = journal.header.suffix
+        self._lock = threading.Lock()
         self._pending: list[Entry] = []
         self._since = 0.0
+        self._synced: set[str] = set()
 
     @property
     def pending(self) -> int:
@@ -160,13 +181,14 @@ class ShardWriter:
         check_states(sample.states, len(sample.input_ids), self._hidden_size, self._points)
         folder = os.path.join(self._out, layout.rows_folder(sample.index))
         retried(lambda: os.makedirs(folder, exist_ok=True))
-        name = layout.temporary_name(sample.index)
+        name = layout.temporary_name(sample.index, self._suffix)
         size, crc = write_file(folder, name, sample, self._hidden_size, self._points)
-        if not self._pending:
-            self._since = time.monotonic()
-        file = layout.shard_path(sample.index)
+        file = layout.shard_path(sample.index, self._suffix)
         entry = Entry(sample.index, sample.id, file, size, len(sample.input_ids), crc, time.time())
-        self._pending.append(entry)
+        with self._lock:
+            if not self._pending:
+                self._since = time.monotonic()
+            self._pending.append(entry)
         return entry
 
     def commit(self) -> list[Entry]:
@@ -175,28 +197,38 @@ class ShardWriter:
         Raises DiskFull or OSError; it may then be called again. What is renamed but not in the journal is
         extracted again after a crash, and replaced.
         """
-        for entry in self._pending:
+        with self._lock:
+            group = list(self._pending)
+        for entry in group:
             final = os.path.join(self._out, entry.file)
-            hidden = os.path.join(os.path.dirname(final), layout.temporary_name(entry.index))
+            hidden = self._hidden(entry)
             try:
                 retried(lambda hidden=hidden, final=final: os.rename(hidden, final))  # type: ignore[misc]
             except FileNotFoundError:
                 if not os.path.exists(final):  # an earlier, failed commit has renamed it
                     raise
-        for folder in sorted({os.path.dirname(entry.file) for entry in self._pending}):
+        folders = sorted({os.path.dirname(entry.file) for entry in group})
+        for folder in folders:
             sync_folder(os.path.join(self._out, folder))
-        if self._pending:
+        if not self._synced.issuperset(folders):
             sync_folder(self._out)
-            self._journal.append(self._pending)
-        committed, self._pending = self._pending, []
-        return committed
+            self._synced.update(folders)
+        if group:
+            self._journal.append(group)
+        with self._lock:
+            self._pending = self._pending[len(group) :]
+            self._since = time.monotonic()
+        return group
 
     def discard(self) -> None:
         """Remove what was written and not committed."""
         for entry in self._pending:
-            folder = os.path.dirname(os.path.join(self._out, entry.file))
-            discard(os.path.join(folder, layout.temporary_name(entry.index)))
+            discard(self._hidden(entry))
         self._pending = []
+
+    def _hidden(self, entry: Entry) -> str:
+        folder = os.path.dirname(os.path.join(self._out, entry.file))
+        return os.path.join(folder, layout.temporary_name(entry.index, self._suffix))
 
 
 __all__ = ["BadStates", "DiskFull", "Sample", "ShardWriter", "check_states", "shard_bytes", "write_file"]

@@ -17,13 +17,17 @@ CANONICAL_KEYS = (INPUT_IDS, LOSS_MASK, AUX_HIDDEN_STATE, HIDDEN_STATE)
 CONFIG_NAME = "data_config.json"
 JOURNAL_NAME = "journal.jsonl"
 LOCK_NAME = ".eightzeros.lock"
+FAILED_NAME = "failed.jsonl"
+INDEX_NAME = ".corpus.index"
+SUFFIXES = (".ckpt", ".pt")
+"""What a sample's file may end with. SpecForge's reader takes `.ckpt` alone (facts: extraction, 2a)."""
 
 _NUMBER = r"(0|[1-9][0-9]{0,11})"
 _SHARD = re.compile(r"(?:data_%s\.(?:pt|ckpt|ckpt\.gz)|hs_%s\.safetensors)" % (_NUMBER, _NUMBER))
 _ROWS = re.compile(r"rows_%s-%s" % (_NUMBER, _NUMBER))
 _TENSOR_FILE = re.compile(r"[^.~][^~]*\.(?:pt|pth|ckpt|safetensors|ckpt\.gz)")
 _LEFTOVER = re.compile(r".*(?:\.tmp|\.part|\.lock|\.incomplete|~)|\..*")
-_OURS = re.compile(r"\.data_%s\.ckpt\.tmp" % _NUMBER)
+_OURS = re.compile(r"\.data_%s\.(?:pt|ckpt)\.tmp" % _NUMBER)
 
 
 def rows_folder(index: int) -> str:
@@ -32,19 +36,19 @@ def rows_folder(index: int) -> str:
     return "rows_%d-%d" % (first, first + GROUP)
 
 
-def shard_name(index: int) -> str:
+def shard_name(index: int, suffix: str = SUFFIXES[0]) -> str:
     """Return the file name of a sample."""
-    return "data_%d.ckpt" % index
+    return "data_%d%s" % (index, suffix)
 
 
-def shard_path(index: int) -> str:
+def shard_path(index: int, suffix: str = SUFFIXES[0]) -> str:
     """Return a sample's file, relative to the output folder."""
-    return rows_folder(index) + "/" + shard_name(index)
+    return rows_folder(index) + "/" + shard_name(index, suffix)
 
 
-def temporary_name(index: int) -> str:
+def temporary_name(index: int, suffix: str = SUFFIXES[0]) -> str:
     """Return a sample's name while it is written: hidden, so that no reader takes it for a shard."""
-    return "." + shard_name(index) + ".tmp"
+    return "." + shard_name(index, suffix) + ".tmp"
 
 
 def is_our_temporary(name: str) -> bool:

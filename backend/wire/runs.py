@@ -10,7 +10,11 @@ from backend.wire.lines import SCHEMA
 
 @dataclass
 class Progress:
-    """How far a run is, written by the run itself. Rates are over the last minute; `at` is wall time in seconds."""
+    """How far a run is, written by the run itself. Rates are over the last minute; `at` is wall time in seconds.
+
+    The staging figures and `capture_wait_s` (how long the server's passes waited for the reader) are those of
+    an extraction from a server; `staging_high_bytes` is the most that has lain there.
+    """
 
     at: float
     state: str  # starting, running, paused, stopping, done, failed
@@ -30,6 +34,12 @@ class Progress:
     advanced_at: float = 0.0
     disk_free_bytes: Optional[int] = None
     message: str = ""
+    requests_in_flight: int = 0
+    requests_repeated: int = 0
+    staging_bytes: int = 0
+    staging_high_bytes: int = 0
+    staging_bound_bytes: int = 0
+    capture_wait_s: float = 0.0
 
     def eta_s(self) -> Optional[float]:
         """Estimate the seconds left, by tokens: samples grow longer and would make it too short (DESIGN 7)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-NAMES = ("embedded",)
+NAMES = ("embedded", "sglang")
 
 CONVENTION = "capture point k is the residual stream entering layer k (0 is the embeddings), before any norm"
 """Written beside the points, because systems count them differently by one (facts: extraction, 1f)."""
@@ -31,6 +31,10 @@ class EngineError(Exception):
     """One sample could not be computed; the text says why. The next one may work."""
 
 
+class EngineRefused(Exception):
+    """The engine must not be used as it is; the text says why and what to do. Nothing was extracted."""
+
+
 class Engine(Protocol):
     """A model. `model` names its weights exactly: a resumed extraction refuses another one."""
 
@@ -40,8 +44,8 @@ class Engine(Protocol):
     vocab_size: int
     capture_points: tuple[int, ...]
 
-    def states(self, input_ids: Sequence[int]) -> States:
-        """Compute one sample. Raises EngineError where this sample cannot be computed."""
+    def about(self) -> dict[str, Any]:
+        """Return what data_config.json should say of the engine beside this."""
         ...
 
     def close(self) -> None:
@@ -49,8 +53,16 @@ class Engine(Protocol):
         ...
 
 
-def open_engine(name: str) -> Engine:
-    """Return the engine of this name. Raises ValueError naming those that exist."""
+class Computing(Engine, Protocol):
+    """A model in this process."""
+
+    def states(self, input_ids: Sequence[int]) -> States:
+        """Compute one sample. Raises EngineError where this sample cannot be computed."""
+        ...
+
+
+def open_engine(name: str) -> Computing:
+    """Return the engine of this name that computes here. Raises ValueError naming those that exist."""
     if name == "embedded":
         from backend.extraction.engines.embedded import EmbeddedEngine
 

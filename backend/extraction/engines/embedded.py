@@ -8,10 +8,11 @@ lies ten orders of magnitude below a bfloat16's last bit.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from backend.extraction.bfloat16 import bfloat16_words
 from backend.extraction.engines import EngineError, States
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class EmbeddedEngine:
         last = _norm(stream) * self._final_norm
         return States(bfloat16_words(np.concatenate(points, axis=1)), bfloat16_words(last))
 
+    def about(self) -> dict[str, Any]:
+        """Return nothing: what it is follows from its name."""
+        return {}
+
     def close(self) -> None:
         """Do nothing: the weights go with the object."""
 
@@ -100,19 +105,6 @@ class _Layer:
                 attended = weights @ v / weights.sum(axis=1, keepdims=True)
                 out[first:end, head * width : (head + 1) * width] = attended
         return out
-
-
-def bfloat16_words(values: NDArray[np.float64]) -> NDArray[np.uint16]:
-    """Round to bfloat16, half to even, and return the words. NaN stays NaN, too large becomes infinite.
-
-    Two roundings (float64 to float32 to bfloat16) can differ from one; the words are what two give,
-    everywhere.
-    """
-    with np.errstate(over="ignore"):
-        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    rounded[(bits & 0x7FFFFFFF) > 0x7F800000] = 0x7FC0
-    return rounded
 
 
 def _norm(x: NDArray[np.float64]) -> NDArray[np.float64]:
