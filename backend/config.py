@@ -25,6 +25,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 Seconds = Annotated[float, Meta(gt=0)]
 Percent = Annotated[float, Meta(gt=0, le=100)]
+SERVER_KEYS = ("server", "staging", "concurrency")
+"""What only an extraction from a server has."""
+
 LOCAL = "local"
 """The address that means this machine."""
 
@@ -73,10 +76,13 @@ class Stage(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     disk_gib: Annotated[float, Meta(ge=0)] = 0.0
     shm_gib: Annotated[float, Meta(ge=0)] = 0.0
     grace_s: Seconds = 15.0
-    engine: Literal["embedded"] = "embedded"
+    engine: Literal["embedded", "sglang"] = "embedded"
     corpus: str = ""
     out: str = ""
     limit: Annotated[int, Meta(ge=1)] | None = None
+    server: str | None = None
+    staging: str | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=1024)] | None = None
 
 
 class Thresholds(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -215,7 +221,7 @@ class _Reader:
         if stage.kind == "command":
             if not stage.command:
                 raise self._error(where, "this stage needs `command`, or kind = \"extract\"")
-            for key in ("corpus", "limit"):
+            for key in ("corpus", "limit", *SERVER_KEYS):
                 if getattr(stage, key):
                     raise self._error([*where, key], "only a stage of kind = \"extract\" has this")
         elif stage.command:
@@ -224,6 +230,9 @@ class _Reader:
             for key in ("corpus", "out"):
                 if not getattr(stage, key):
                     raise self._error(where, f"a stage of kind = \"extract\" needs `{key}`")
+            for key in SERVER_KEYS:
+                if stage.engine != "sglang" and getattr(stage, key):
+                    raise self._error([*where, key], "only an extraction with engine = \"sglang\" has this")
         for name in stage.env:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 raise self._error([*where, "env", name], "this is no name of an environment variable")

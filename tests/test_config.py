@@ -116,6 +116,11 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
             "ez.toml:5: stages.x.command: a stage of kind",
         ),
         ("[stages.x]\ncommand = ['a']\ncorpus = 'c'\n", "ez.toml:3: stages.x.corpus: only a stage of kind"),
+        ("[stages.x]\ncommand = ['a']\nserver = 'http://h'\n", "ez.toml:3: stages.x.server: only a stage of kind"),
+        (
+            "[stages.x]\nkind = 'extract'\ncorpus = 'c'\nout = '/o'\nconcurrency = 8\n",
+            'ez.toml:5: stages.x.concurrency: only an extraction with engine = "sglang" has this',
+        ),
         (
             "[hosts.a]\n[stages.x]\ncommand = ['a']\nhosts = ['a',\n'b']\n",
             "ez.toml:5: stages.x.hosts[1]: `b` is no host of this file; hosts: a",

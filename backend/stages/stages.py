@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 EXTRACTOR = "{extractor}"
 """Stands in an argv for the folder where the host keeps the unpacked extractor."""
 
+DRAIN_SHARE = 0.6
+"""Of the grace that a stop gives, for what is in flight at a server; the rest is for writing and committing it."""
+
 
 def build_spec(name: str, stage: Stage, run_id: str, forced: str = "") -> RunSpec:
     """Build the run of a stage. An extract stage's argv holds EXTRACTOR, which the link replaces once shipped."""
@@ -30,7 +33,13 @@ def build_spec(name: str, stage: Stage, run_id: str, forced: str = "") -> RunSpe
 
 def _extract_argv(stage: Stage) -> list[str]:
     argv = [stage.python, EXTRACTOR, "--engine", stage.engine, "--corpus", stage.corpus, "--out", stage.out]
-    return argv + (["--limit", str(stage.limit)] if stage.limit else [])
+    argv += ["--limit", str(stage.limit)] if stage.limit else []
+    if stage.engine != "sglang":
+        return argv
+    for key in ("server", "staging", "concurrency"):
+        value = getattr(stage, key)
+        argv += [f"--{key}", str(value)] if value else []
+    return [*argv, "--drain", f"{DRAIN_SHARE * stage.grace_s:g}"]
 
 
 def requirements(stage: Stage) -> dict[str, Any]:
