@@ -16,6 +16,10 @@ def main(argv: Sequence[str]) -> int:
         from backend.extraction.prepare.main import main as prepare
 
         return prepare(argv[1:])
+    if word == "export":
+        from backend.extraction.export import main as export
+
+        return export(argv[1:])
     from backend.extraction.extract import main as extract
 
     return extract(argv[1:] if word == "extract" else argv)

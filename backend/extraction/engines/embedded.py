@@ -47,7 +47,7 @@ class EmbeddedEngine:
     def __init__(self) -> None:
         self._embeddings = _weights(0, VOCAB, HIDDEN, 1.0)
         self._layers = [_Layer(10 * (number + 1)) for number in range(LAYERS)]
-        self._final_norm = 1.0 + _weights(1, 1, HIDDEN, 0.5)[0]
+        self._final_norm: NDArray[np.float64] = 1.0 + _weights(1, 1, HIDDEN, 0.5)[0]
 
     def states(self, input_ids: Sequence[int]) -> States:
         """Compute one sample. Raises EngineError where an id is outside the vocabulary."""
@@ -66,6 +66,11 @@ class EmbeddedEngine:
     def about(self) -> dict[str, Any]:
         """Return nothing: what it is follows from its name."""
         return {}
+
+    @property
+    def final_norm(self) -> NDArray[np.float64]:
+        """Return the weight of the final norm, [H]: an export divides by it."""
+        return self._final_norm
 
     def close(self) -> None:
         """Do nothing: the weights go with the object."""

@@ -1,1 +1,1 @@
-"""The layouts in which shards are written for trainers."""
+"""Other trainers' formats, written from our own shards."""
