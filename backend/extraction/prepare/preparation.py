@@ -144,17 +144,19 @@ class Preparation:
         """Return the sample's own id, or one with its source before it where there is none or it is taken."""
         own = found.record.get("id", found.record.get("conversation_id"))
         usable = isinstance(own, (str, int)) and not isinstance(own, bool) and printable(str(own), _MAX_ID_CHARS)
-        number = f"{source}:{found.number}"
-        names = [str(usable), f"{source}:{usable}", f"{number}:{usable}"] if usable else [number, f"{number}:"]
-        for name in names:
-            key = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-            if key not in self._names:
-                break
-        self._names.add(key)
-        if usable and name != names[0]:
+        wanted = name = str(usable) if usable else f"{source}:{found.number}"
+        if self._taken(name):
+            name = f"{source}:{found.number}:{wanted}" if self._taken(f"{source}:{wanted}") else f"{source}:{wanted}"
+        while self._taken(name):
+            name += "+"
+        self._names.add(_digest(name))
+        if usable and name != wanted:
             self.account.counts[source]["renamed"] += 1
-            self.account.note(source, found, "renamed", f"another record has the id {names[0]!r}: this one is {name!r}")
+            self.account.note(source, found, "renamed", f"another record has the id {wanted!r}: this one is {name!r}")
         return name
+
+    def _taken(self, name: str) -> bool:
+        return _digest(name) in self._names
 
     def _refuse(self) -> None:
         choices = self._choices
@@ -223,3 +225,7 @@ class Preparation:
             "notes": {"file": NOTES_NAME, "lines": len(account.notes)},
             "extraction": needs,
         }
+
+
+def _digest(name: str) -> bytes:
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
