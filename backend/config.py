@@ -28,6 +28,21 @@ Percent = Annotated[float, Meta(gt=0, le=100)]
 SERVER_KEYS = ("server", "staging", "concurrency")
 """What only an extraction from a server has."""
 
+SERVE_KEYS = (
+    "model", "points", "tp", "port", "mem_fraction", "staging_gib", "arguments", "entry", "ready_timeout_s",
+)  # fmt: skip
+"""What only a serve stage has."""
+
+SERVER_OPTIONS = {
+    "--host": "it is bound to 127.0.0.1", "--port": "use `port`",
+    "--model-path": "use `model`", "--model": "use `model`",
+    "--tp": "use `tp`", "--tp-size": "use `tp`", "--tensor-parallel-size": "use `tp`",
+    "--mem-fraction-static": "use `mem_fraction`", "--forward-hooks": "the capture hook needs it",
+    "--speculative-algorithm": "it says how layers are counted here",
+    "--enable-return-aux-hidden-states": "use `points`", "--return-aux-hidden-state-layer-ids": "use `points`",
+}  # fmt: skip
+"""Options of the server that a serve stage sets itself, and what to do instead of naming them."""
+
 LOCAL = "local"
 """The address that means this machine."""
 
@@ -62,11 +77,12 @@ class Host(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 class Stage(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """One stage of the chain, in the order of the file.
 
-    Either `kind = "extract"` with engine, corpus and out, or a `command` of your own. `needs` may hold "clean-gpus".
+    `kind = "extract"` with engine, corpus and out, `kind = "serve"` with model and points, or a `command` of your own.
+    `needs` may hold "clean-gpus".
     `disk_gib` and `shm_gib` are what must be free in `out` (or `cwd`) and /dev/shm before a launch.
     """
 
-    kind: Literal["command", "extract"] = "command"
+    kind: Literal["command", "extract", "serve"] = "command"
     hosts: list[str] = []
     command: list[str] = []
     python: str = "python3"
@@ -83,6 +99,15 @@ class Stage(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     server: str | None = None
     staging: str | None = None
     concurrency: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    model: str | None = None
+    points: list[Annotated[int, Meta(ge=0)]] = []
+    tp: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    port: Annotated[int, Meta(ge=1024, le=65535)] | None = None
+    mem_fraction: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    staging_gib: Annotated[float, Meta(gt=0)] | None = None
+    arguments: list[str] = []
+    entry: list[str] = []
+    ready_timeout_s: Seconds | None = None
 
 
 class Thresholds(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -218,21 +243,7 @@ class _Reader:
                 raise self._error([*where, key], said)
 
     def _check_stage(self, stage: Stage, config: Config, where: list[str]) -> None:
-        if stage.kind == "command":
-            if not stage.command:
-                raise self._error(where, "this stage needs `command`, or kind = \"extract\"")
-            for key in ("corpus", "limit", *SERVER_KEYS):
-                if getattr(stage, key):
-                    raise self._error([*where, key], "only a stage of kind = \"extract\" has this")
-        elif stage.command:
-            raise self._error([*where, "command"], "a stage of kind = \"extract\" brings its own; leave this out")
-        else:
-            for key in ("corpus", "out"):
-                if not getattr(stage, key):
-                    raise self._error(where, f"a stage of kind = \"extract\" needs `{key}`")
-            for key in SERVER_KEYS:
-                if stage.engine != "sglang" and getattr(stage, key):
-                    raise self._error([*where, key], "only an extraction with engine = \"sglang\" has this")
+        self._check_kind(stage, where)
         for name in stage.env:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 raise self._error([*where, "env", name], "this is no name of an environment variable")
@@ -242,6 +253,32 @@ class _Reader:
                 raise self._error(
                     [*where, "hosts", number], f"`{host}` is no host of this file; hosts: {known}"
                 )
+
+    def _check_kind(self, stage: Stage, where: list[str]) -> None:
+        """See that a stage has what its kind needs, and nothing that belongs to another kind."""
+        mine = {"command": ("command",), "extract": ("corpus", "out"), "serve": ("model", "points")}[stage.kind]
+        for key in mine:
+            if not getattr(stage, key):
+                kinds = ", or kind = \"extract\" or \"serve\"" if stage.kind == "command" else ""
+                said = "this stage" if stage.kind == "command" else f"a stage of kind = \"{stage.kind}\""
+                raise self._error(where, f"{said} needs `{key}`{kinds}")
+        if stage.kind != "command" and stage.command:
+            said = f"a stage of kind = \"{stage.kind}\" brings its own; leave this out"
+            raise self._error([*where, "command"], said)
+        for kind, keys in (("extract", ("corpus", "limit", *SERVER_KEYS)), ("serve", SERVE_KEYS)):
+            for key in keys:
+                if kind != stage.kind and getattr(stage, key):
+                    raise self._error([*where, key], f"only a stage of kind = \"{kind}\" has this")
+        for key in SERVER_KEYS:
+            if stage.kind == "extract" and stage.engine != "sglang" and getattr(stage, key):
+                raise self._error([*where, key], "only an extraction with engine = \"sglang\" has this")
+        if len(set(stage.points)) != len(stage.points):
+            raise self._error([*where, "points"], "a capture point stands here twice")
+        for number, word in enumerate(stage.arguments):
+            option = word.partition("=")[0]
+            if option in SERVER_OPTIONS:
+                said = f"the stage sets {option} itself: {SERVER_OPTIONS[option]}"
+                raise self._error([*where, "arguments", number], said)
 
     def _unknown(self, keys: Sequence[str | int], kind: type[Struct]) -> ConfigError:
         names = kind.__struct_fields__

@@ -12,7 +12,7 @@ import subprocess
 import threading
 from typing import Any, Callable, Dict, List, Optional
 
-from backend.agent import logind
+from backend.agent import logind, serverlook
 from backend.agent.progress import free_bytes
 from backend.agent.seam import Machine
 from backend.wire import CLEAN, GIB, LIMITED, NOT_CLEAN, UNHEALTHY, Gate, Receipt, printable
@@ -50,6 +50,8 @@ def check(
     python, modules = requirements.get("python"), _listed(requirements, "modules")
     if python or modules:
         gates.append(_in_time("program", _bind(_program, python or "python3", modules), 2 * PATIENCE_S))
+    if requirements.get("server"):
+        gates.append(_in_time("server", _bind(serverlook.check, str(requirements["server"])), serverlook.PATIENCE_S))
     detached = _in_time(logind.NAME, logind.check)
     return gates + ([detached] if detached is not None else [])
 

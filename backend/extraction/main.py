@@ -20,6 +20,10 @@ def main(argv: Sequence[str]) -> int:
         from backend.extraction.export import main as export
 
         return export(argv[1:])
+    if word == "serve":
+        from backend.extraction.serving.serve import main as serve
+
+        return serve(argv[1:])
     from backend.extraction.extract import main as extract
 
     return extract(argv[1:] if word == "extract" else argv)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from backend.stages.serve import DEFAULT_SERVER, serve_argv, serve_grace_s
 from backend.wire import GIB, RunSpec
 
 if TYPE_CHECKING:
@@ -17,18 +18,28 @@ DRAIN_SHARE = 0.6
 
 
 def build_spec(name: str, stage: Stage, run_id: str, forced: str = "") -> RunSpec:
-    """Build the run of a stage. An extract stage's argv holds EXTRACTOR, which the link replaces once shipped."""
+    """Build the run of a stage. An argv of ours holds EXTRACTOR, which the link replaces once shipped."""
     return RunSpec(
         id=run_id,
         stage=name,
-        argv=_extract_argv(stage) if stage.kind == "extract" else list(stage.command),
+        argv=_argv(stage),
         cwd=stage.cwd,
         env=dict(stage.env),
-        label=f"{name} ({stage.engine})" if stage.kind == "extract" else name,
+        label=_label(name, stage),
         out_dir=stage.out,
-        grace_s=stage.grace_s,
+        grace_s=serve_grace_s(stage) if stage.kind == "serve" else stage.grace_s,
         forced=forced,
     )
+
+
+def _argv(stage: Stage) -> list[str]:
+    if stage.kind == "extract":
+        return _extract_argv(stage)
+    return [stage.python, EXTRACTOR, *serve_argv(stage)] if stage.kind == "serve" else list(stage.command)
+
+
+def _label(name: str, stage: Stage) -> str:
+    return {"extract": f"{name} ({stage.engine})", "serve": f"{name} {stage.model}"}.get(stage.kind, name)
 
 
 def _extract_argv(stage: Stage) -> list[str]:
@@ -46,11 +57,13 @@ def requirements(stage: Stage) -> dict[str, Any]:
     """Say what must hold on the host before a launch (docs/architecture.md, `requirements`)."""
     extract = stage.kind == "extract"
     disk = [[stage.out or stage.cwd or "~", int(stage.disk_gib * GIB)]] if stage.disk_gib else []
+    local = stage.kind == "serve" and (stage.model or "").startswith(("/", "~"))
     return {
         "clean_gpus": "clean-gpus" in stage.needs,
-        "paths": [stage.corpus] if extract else [],
+        "paths": [stage.corpus] if extract else [stage.model] if local else [],
         "disk": disk,
         "shm_bytes": int(stage.shm_gib * GIB),
-        "python": stage.python if extract else stage.command[0],
-        "modules": ["numpy"] if extract else [],
+        "python": stage.command[0] if stage.kind == "command" else stage.python,
+        "modules": {"extract": ["numpy"], "serve": ["sglang", "numpy"]}.get(stage.kind, []),
+        "server": (stage.server or DEFAULT_SERVER) if extract and stage.engine == "sglang" else "",
     }

@@ -1,0 +1,33 @@
+"""A serve stage: how its launcher is called (backend.extraction.serving)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from backend.config import Stage
+
+DEFAULT_PORT = 30000
+DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
+
+LEAST_GRACE_S = 40.0
+"""A large server takes this long to let go of its pinned memory; a stage may ask for more, never for less."""
+
+KILL_SHARE = 0.7
+"""Of the grace, what the server gets before its launcher kills it: the rest is for clearing up after it."""
+
+
+def serve_grace_s(stage: Stage) -> float:
+    """Return the seconds from the request to stop to the kill."""
+    return max(stage.grace_s, LEAST_GRACE_S)
+
+
+def serve_argv(stage: Stage) -> list[str]:
+    """Return the launcher's words, its role first. What the stage leaves out is the launcher's to decide."""
+    words = ["serve", "--model", stage.model or "", "--points", ",".join(map(str, sorted(stage.points)))]
+    words += ["--port", str(stage.port or DEFAULT_PORT), "--grace-s", f"{KILL_SHARE * serve_grace_s(stage):g}"]
+    for key in ("tp", "mem_fraction", "staging_gib", "ready_timeout_s"):
+        value = getattr(stage, key)
+        words += [f"--{key.replace('_', '-')}", f"{value:g}"] if value is not None else []
+    words += [f"--entry={word}" for word in stage.entry]
+    return [*words, "--", *stage.arguments]
