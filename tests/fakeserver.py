@@ -39,6 +39,9 @@ def head() -> np.ndarray[Any, Any]:
     return np.random.default_rng(1).standard_normal((VOCAB, HIDDEN)).astype(np.float32) * 0.05
 
 
+HEAD = to_float32(bfloat16_words(head()))
+
+
 def write_model(folder: Path, weights: np.ndarray[Any, Any] | None = None, **config: Any) -> Path:
     """Write a model's folder with a head in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +60,7 @@ def write_model(folder: Path, weights: np.ndarray[Any, Any] | None = None, **con
 class Faults:
     """What goes wrong. `plan` is asked with (index, attempt) of each request and names a fault, or nothing.
 
-    500 400 reset lost failed short width nan ids slow hang garbage layers wrong-id cached
+    500 400 reset lost failed short width nan ids hang garbage layers wrong-id cached token differ
     """
 
     plan: Callable[[int, int], str] = lambda index, attempt: ""
@@ -161,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         elif fault != "lost":
             self._stage(asked, fault, to_float32(states.aux), to_float32(states.last))
-        token = int((to_float32(bfloat16_words(head())) @ to_float32(states.last)[-1]).argmax())
+        token = int((HEAD @ to_float32(states.last)[-1]).argmax()) + (fault == "token")
         about = {"id": asked["rid"], "prompt_tokens": len(asked["input_ids"]), "cached_tokens": 0,
                  "finish_reason": {"type": "length"}}  # fmt: skip
         about.update({"wrong-id": {"id": "other"}, "cached": {"cached_tokens": 5}}.get(fault, {}))
@@ -184,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
             last = last.copy()
             last[0, 3] = np.nan
         if fault == "differ":
-            aux = aux[::-1].copy()
+            aux = aux * 1.5
         hidden = HIDDEN // 2 if fault == "width" else HIDDEN
         if fault == "width":
             aux, last = aux[:, : 3 * hidden], last[:, :hidden]

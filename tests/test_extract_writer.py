@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import zipfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +15,19 @@ import numpy as np
 import pytest
 
 from backend.extraction import durable
+from backend.extraction.checksums import crc32_combine
 from backend.extraction.durable import DiskFull
 from backend.extraction.engines import States
 from backend.extraction.engines.embedded import EmbeddedEngine
-from backend.extraction.journal import FolderLock, Header, Journal, JournalError, forget_missing, remove_leftovers
+from backend.extraction.journal import (
+    Entry,
+    FolderLock,
+    Header,
+    Journal,
+    JournalError,
+    forget_missing,
+    remove_leftovers,
+)
 from backend.extraction.writer import BadStates, Sample, ShardWriter, shard_bytes
 from backend.shardfmt import layout
 from tests.extracting import read_shard
@@ -79,7 +90,9 @@ def test_sizes_are_known_before_anything_is_written(tmp_path: Path, writer: Shar
     ]  # fmt: skip
 
 
-def test_a_sample_is_hidden_until_its_group_is_committed(tmp_path: Path, writer: ShardWriter, journal: Journal) -> None:
+def test_a_sample_is_hidden_until_its_group_is_committed(
+    tmp_path: Path, writer: ShardWriter, journal: Journal
+) -> None:
     writer.write(sample(0))
     writer.write(sample(1))
     assert files(tmp_path) == ["rows_0-2000/.data_0.ckpt.tmp", "rows_0-2000/.data_1.ckpt.tmp"]
@@ -225,11 +238,88 @@ def test_other_damage_is_named_with_its_line(tmp_path: Path, writer: ShardWriter
     ],
 )
 def test_another_corpus_or_engine_is_refused_in_words(
-    tmp_path: Path, journal: Journal, change: dict[str, Any], words: str
+    tmp_path: Path, writer: ShardWriter, change: dict[str, Any], words: str
 ) -> None:
+    writer.write(sample(0))
+    writer.commit()
     with pytest.raises(JournalError, match=words):
         reopened(tmp_path, replace(HEADER, **change))
     reopened(tmp_path, replace(HEADER, corpus="/moved/c.jsonl")).close()
+
+
+def test_a_folder_without_a_sample_belongs_to_nothing_yet(tmp_path: Path, journal: Journal) -> None:
+    """A run that was refused before its first sample must not bind the folder to what it was refused for."""
+    reopened(tmp_path, replace(HEADER, model="model 2")).close()
+    assert json.loads((tmp_path / layout.JOURNAL_NAME).read_bytes())["model"] == "model 2"
+    with pytest.raises(JournalError, match="another journal version"):
+        reopened(tmp_path, replace(HEADER, schema=2))
+
+
+def test_a_folder_begun_before_suffixes_could_be_chosen(
+    tmp_path: Path, writer: ShardWriter, journal: Journal
+) -> None:
+    writer.write(sample(0))
+    writer.commit()
+    path = tmp_path / layout.JOURNAL_NAME
+    path.write_bytes(path.read_bytes().replace(b'"suffix":".ckpt",', b"", 1))
+    reopened(tmp_path).close()
+    with pytest.raises(JournalError, match="another file suffix"):
+        reopened(tmp_path, replace(HEADER, suffix=".pt"))
+
+
+def test_a_journal_cut_at_any_byte_keeps_every_whole_line_before(
+    tmp_path: Path, writer: ShardWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a crash of the machine may leave: every cut is opened, gone on with, and holds what it held."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # a thousand of them take seconds, and nothing crashes here
+    for index in range(4):
+        writer.write(sample(index))
+        writer.commit()
+    path = tmp_path / layout.JOURNAL_NAME
+    whole = path.read_bytes()
+    ends = [at + 1 for at, byte in enumerate(whole) if byte == 10]
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        again = reopened(tmp_path)
+        kept = max(0, sum(end <= cut for end in ends) - 1)
+        assert sorted(again.entries) == list(range(kept)), cut
+        assert path.read_bytes() == whole[: ends[kept]], cut
+        lost = [entry for index, entry in sorted(journal_of(whole).items()) if index >= kept]
+        again.append(lost)
+        again.close()
+        assert path.read_bytes() == whole, cut
+
+
+def journal_of(data: bytes) -> dict[int, Entry]:
+    lines = [json.loads(line) for line in data.split(b"\n")[1:-1]]
+    return {line["index"]: Entry(**line) for line in lines}
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0, 0), (1, 0), (0, 1), (5, 3), (70_000, 1), (3, 1_000_003), (1 << 20, 1 << 16)]
+)
+def test_checksums_are_put_together(sizes: tuple[int, int]) -> None:
+    first, second = (os.urandom(size) for size in sizes)
+    assert crc32_combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
+
+
+def test_several_threads_write_at_once(tmp_path: Path, writer: ShardWriter) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(lambda index: writer.write(sample(index, 30)), range(40)))
+    assert sorted(entry.index for entry in writer.commit()) == list(range(40))
+    for entry in written:
+        data = (tmp_path / entry.file).read_bytes()
+        assert (len(data), zlib.crc32(data)) == (entry.bytes, entry.crc32)
+
+
+def test_a_nan_is_found_wherever_it_lies(writer: ShardWriter) -> None:
+    tokens = 1500  # aux alone is longer than a piece of the check
+    good = sample(0, tokens)
+    for place in (0, (1 << 18) - 1, 1 << 18, tokens * 3 * H - 1):
+        aux = good.states.aux.copy()
+        aux.reshape(-1)[place] = 0xFFC0
+        with pytest.raises(BadStates, match=rf"first at \[{place // (3 * H)}, {place % (3 * H)}\]"):
+            writer.write(replace(good, states=States(aux, good.states.last)))
 
 
 def test_missing_and_cut_files_are_forgotten(tmp_path: Path, writer: ShardWriter, journal: Journal) -> None:
@@ -246,7 +336,12 @@ def test_only_our_own_leftovers_are_removed(tmp_path: Path) -> None:
     rows, other = tmp_path / "rows_0-2000", tmp_path / "theirs"
     rows.mkdir()
     other.mkdir()
-    kept = [rows / ".data_7.ckpt.part", rows / "data_6.ckpt.tmp", rows / "data_5.ckpt", other / ".data_1.ckpt.tmp"]
+    kept = [
+        rows / ".data_7.ckpt.part",
+        rows / "data_6.ckpt.tmp",
+        rows / "data_5.ckpt",
+        other / ".data_1.ckpt.tmp",
+    ]
     for path in [*kept, rows / ".data_1.ckpt.tmp", rows / ".data_12.ckpt.tmp"]:
         path.touch()
     assert remove_leftovers(str(tmp_path)) == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +15,12 @@ from backend.extraction.bfloat16 import to_float32
 from backend.extraction.engines import EngineRefused
 from backend.extraction.engines.sglang import Rejected, ServerGone
 from backend.extraction.intake import states_of
+from backend.extraction.prepare.huggingface import TOKENIZER_FILES
+from backend.extraction.prepare.preparation import MANIFEST_NAME
+from backend.extraction.prepare.tokenise import files_digest
 from backend.extraction.staging import Staged, StagingError
 from backend.extraction.writer import BadStates, check_states
+from backend.wire import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +29,9 @@ if TYPE_CHECKING:
 
     from backend.extraction.corpus import Corpus
     from backend.extraction.engines.sglang import Answer, SglangEngine
+
+AT_HOME = 0.7
+"""A model whose surprise is under this share of blind guessing knows the text."""
 
 SHORT_TOKENS, LONG_TOKENS = 16, 512
 TRIES = 3
@@ -43,9 +52,12 @@ both are alike for text of any kind; ids of another tokenizer are noise to it, m
 class Canary:
     """One prompt, asked twice. `found` is what was seen, for the log and data_config.json."""
 
-    def __init__(self, engine: SglangEngine, prompt: Sequence[int], accept_tokens: bool = False) -> None:
-        self.found: dict[str, Any] = {"tokens": len(prompt)}
-        self._engine, self._prompt, self._accept = engine, list(prompt), accept_tokens
+    def __init__(
+        self, engine: SglangEngine, corpus: Corpus, wanted: Sequence[int], accept_tokens: bool = False
+    ) -> None:
+        self._engine, self._corpus, self._accept = engine, corpus, accept_tokens
+        self._prompt = prompt_of(corpus, wanted)
+        self.found: dict[str, Any] = {"tokens": len(self._prompt)}
         self._number = 0
 
     def check(self) -> None:
@@ -56,6 +68,7 @@ class Canary:
             self._layers(first)
             self._same(first, second)
             self._head(first, answer)
+            self._tokenizer()
         finally:
             first.discard()
             second.discard()
@@ -174,6 +187,40 @@ class Canary:
                 f"where the model expects {doubt:.1f} (blind guessing: {math.log(logits.shape[1]):.1f}); was it made "
                 "with another tokenizer? --accept-tokens takes it as it is"
             )
+
+    def _tokenizer(self) -> None:
+        """Compare with the tokenizer that the corpus was prepared with, where its manifest says.
+
+        The digest covers the chat template too, so that a difference proves nothing about a model that is
+        plainly at home in the text.
+        """
+        made_with = _prepared_with(self._corpus)
+        if made_with is None:
+            self.found["tokenizer"] = "not known: the corpus has no manifest that names it"
+            return
+        name, fingerprint = made_with
+        if fingerprint == files_digest(self._engine.folder, TOKENIZER_FILES):
+            self.found["tokenizer"] = "the model's own"
+            return
+        at_home = self.found.get("surprise_nats", math.inf) < AT_HOME * math.log(self._engine.vocab_size)
+        if not (at_home or self._accept):
+            raise EngineRefused(
+                f"the corpus was made with the tokenizer of {name}, and {self._engine.folder} has another; prepare it "
+                "again with the model's own, or take it as it is with --accept-tokens"
+            )
+        self.found["tokenizer"] = f"not the files of {self._engine.folder}, but those of {name}"
+
+
+def _prepared_with(corpus: Corpus) -> tuple[str, str] | None:
+    """Return name and digest of the tokenizer in the manifest beside the corpus, where it is about these bytes."""
+    try:
+        with open(os.path.join(os.path.dirname(corpus.path), MANIFEST_NAME), encoding="utf-8") as file:
+            manifest = json.load(file)
+        if manifest["corpus"]["sha256"] != corpus.sha256 or not manifest["tokenizer_sha256"]:
+            return None
+        return printable(str(manifest.get("tokenizer")), 200), str(manifest["tokenizer_sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def prompt_of(corpus: Corpus, wanted: Sequence[int]) -> list[int]:

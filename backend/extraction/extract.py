@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.extraction import rehearsal
 from backend.extraction.arguments import options, parser, settings
-from backend.extraction.canary import Canary, prompt_of
+from backend.extraction.canary import Canary
 from backend.extraction.corpus import Corpus, CorpusError
 from backend.extraction.durable import DiskFull
 from backend.extraction.engines import EngineRefused, open_engine
@@ -114,7 +114,7 @@ def _canary(
     engine: SglangEngine, corpus: Corpus, wanted: Sequence[int], reporter: Reporter, accept_tokens: bool
 ) -> None:
     reporter.tell("starting", "checking the server with one prompt, twice")
-    canary = Canary(engine, prompt_of(corpus, wanted), accept_tokens)
+    canary = Canary(engine, corpus, wanted, accept_tokens)
     canary.check()
     engine.canary = canary.found
     reporter.say(f"canary: {json.dumps(canary.found)}")

@@ -112,19 +112,25 @@ class Journal:
         whole = data.rfind(b"\n") + 1
         lines = data[:whole].split(b"\n")[:-1]
         if not lines:
-            line = _line(asdict(header))
-            os.ftruncate(self._fd, 0)
-            pwrite_all(self._fd, line, 0)
-            retried(lambda: os.fsync(self._fd))
-            sync_folder(os.path.dirname(self.path) or ".")
-            return len(line)
-        self._compare(_parsed(self.path, 1, lines[0]), header)
+            return self._begin(header)
+        found = _parsed(self.path, 1, lines[0])
+        if len(lines) == 1 and found.get("schema") == header.schema:
+            return self._begin(header)  # nothing was extracted yet: there is nothing to protect
+        self._compare(found, header)
         for number, raw in enumerate(lines[1:], 2):
             entry = _entry(self.path, number, raw, header.suffix)
             self.entries[entry.index] = entry
         if whole < len(data):
             os.ftruncate(self._fd, whole)
         return whole
+
+    def _begin(self, header: Header) -> int:
+        line = _line(asdict(header))
+        os.ftruncate(self._fd, 0)
+        pwrite_all(self._fd, line, 0)
+        retried(lambda: os.fsync(self._fd))
+        sync_folder(os.path.dirname(self.path) or ".")
+        return len(line)
 
     def _compare(self, found: dict[str, Any], wanted: Header) -> None:
         found = {"suffix": layout.SUFFIXES[0], **found}  # journals before it could be chosen
@@ -208,5 +214,7 @@ def _entry(path: str, number: int, raw: bytes, suffix: str) -> Entry:
     except (KeyError, TypeError, ValueError) as error:
         raise JournalError(f"{path}: line {number} is no sample of this version: {error!r}") from None
     if entry.file != expected:
-        raise JournalError(f"{path}: line {number} names {entry.file!r} for sample {entry.index}, not {expected}")
+        raise JournalError(
+            f"{path}: line {number} names {entry.file!r} for sample {entry.index}, not {expected}"
+        )
     return entry

@@ -35,7 +35,7 @@ def judge(ledger: Ledger, wanted: Sequence[int], state: str, seconds: float, sto
         "tokens_per_s": round(rate, 1),
         "bytes_per_s": round(p.bytes_written / seconds) if seconds > 0 else 0,
         "samples_left": len(left), "tokens_left": tokens_left,
-        "eta_s": round(tokens_left / rate, 1) if rate else (0.0 if not left else None),
+        "eta_s": round(tokens_left / rate, 3) if rate else (0.0 if not left else None),
         "bytes_needed": bytes_needed, "disk_free_bytes": free,
         "staging_high_bytes": p.staging_high_bytes, "staging_bound_bytes": p.staging_bound_bytes,
         "capture_wait_s": round(p.capture_wait_s, 3), "requests_repeated": p.requests_repeated,

@@ -88,13 +88,16 @@ class SglangEngine:
         self._reader = -1
         self.canary: dict[str, Any] = {}
         self.session = secrets.token_hex(4)
-        self._learn()
-        folder = modelfolder.find(settings.model or str(self.info["model_path"]))
-        self.folder = folder
-        text = modelfolder.text_config(folder)
-        self.hidden_size, self.vocab_size = int(text["hidden_size"]), int(text["vocab_size"])
-        self.model = self._identity()
-        self._claim()
+        try:
+            self._learn()
+            self.folder = modelfolder.find(settings.model or str(self.info["model_path"]))
+            text = modelfolder.text_config(self.folder)
+            self.hidden_size, self.vocab_size = int(text["hidden_size"]), int(text["vocab_size"])
+            self.model = self._identity()
+            self._claim()
+        except BaseException:
+            self.close()
+            raise
 
     def _learn(self) -> None:
         """Read what the server runs now. Raises EngineRefused."""
@@ -146,12 +149,10 @@ class SglangEngine:
             fcntl.flock(self._reader, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.staging.clear()
         except BlockingIOError:
-            self.close()
             raise EngineRefused(
                 f"another extraction reads the states of {self.settings.url}: stop it first"
             ) from None
         except OSError as error:
-            self.close()
             raise EngineRefused(f"the staging folder {self.staging.folder} cannot be used: {error}") from None
 
     def recheck(self) -> None:

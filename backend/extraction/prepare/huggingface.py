@@ -20,10 +20,12 @@ from backend.wire import printable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_FILES = (
+TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json", "special_tokens_map.json",
     "vocab.json", "merges.txt", "tokenizer.model", "tiktoken.model", "added_tokens.json",
 )  # fmt: skip
+"""What a tokenizer's fingerprint is made of."""
+
 _GENERATION = "generation %}"
 _ASK, _SAY, _MORE = "quagga asks", "okapi says", "quagga goes on"
 """Texts of the small conversations: no template holds them."""
@@ -59,7 +61,7 @@ class TemplateTokenizer:
             raise PrepareError(f"{folder}: the tokenizer has no chat template; give it one, or use token ids")
         self.name = folder
         self.vocab_size = int(model_config(folder).get("vocab_size") or len(self._tokenizer))
-        self.fingerprint = files_digest(folder, _FILES)
+        self.fingerprint = files_digest(folder, TOKENIZER_FILES)
         self._args = template_args
         self._fast = bool(self._tokenizer.is_fast)
         self._marked = self._fast and _GENERATION in str(self._tokenizer.chat_template)
