@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 START_S = 400.0
+STOP_S = 20.0
 CORES_FOR_RANKS = "0|1"
 """The threads of the two ranks, each on a core of its own."""
 
@@ -148,5 +149,16 @@ def serving(
         server.start_s = time.monotonic() - began
         yield server
     finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server: politely, for it then removes what it has in /dev/shm; and its session for certain."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        pass
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
+    process.wait(STOP_S)

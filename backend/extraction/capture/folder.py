@@ -32,6 +32,7 @@ class Request:
     """One request that is being received: row `next_row` comes next, `left` rows are not written yet."""
 
     rid: str
+    number: int
     tokens: int
     path: str
     size_bytes: int
@@ -124,7 +125,7 @@ class Folder:
         self._begun += 1
         path = os.path.join(self.path, f"{rid}.{self._begun}{PART}")
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        request = self._receiving[rid] = Request(rid, tokens, path, size, tokens)
+        request = self._receiving[rid] = Request(rid, self._begun, tokens, path, size, tokens)
         self._over.pop(rid, None)
         self._count()
         return request
@@ -162,7 +163,7 @@ class Folder:
     def fail(self, rid: str, reason: str, request: Request | None = None) -> None:
         """Say why a request was not captured, once. Never raises."""
         with self.lock:
-            request = request or self._receiving.get(rid) or Request(rid, 0, "", 0, 0)
+            request = request or self._receiving.get(rid) or Request(rid, 0, 0, "", 0, 0)
             if request.dropped or rid in self._waiting:
                 return
             self._drop(request)

@@ -144,6 +144,9 @@ class Capture:
     def _see(self, args: Any, aux: Any, last: Any, trouble: str) -> None:
         """Take our requests' rows of a prefill; whatever goes wrong becomes their failure."""
         batch = next(arg for arg in args if hasattr(arg, "forward_mode"))
+        parts = [aux] if isinstance(aux, torch.Tensor) else list(aux or ())
+        if self._writes and parts and self._sink is None:
+            self._quietly(self._sink_for, parts, last)  # now, in the server's warm-up: pinning takes a while
         if not self._writes or not batch.forward_mode.is_extend() or not batch.rids:
             return
         ours = [rid for rid in batch.rids if self._is_ours(rid)]
@@ -153,9 +156,9 @@ class Capture:
         self.counters.passes += 1
         try:
             self._folder.look()
-            if aux is None:
+            if not parts:
                 raise Refused(trouble)
-            self._take(batch, [aux] if isinstance(aux, torch.Tensor) else list(aux), last)
+            self._take(batch, parts, last)
         except Exception as problem:
             for rid in ours:
                 self._folder.fail(rid, words(problem))
@@ -228,7 +231,7 @@ class Capture:
                 self._quietly(self._folder.look)
             self._quietly(self.report)
 
-    def _quietly(self, action: Callable[..., None], *args: Any) -> None:
+    def _quietly(self, action: Callable[..., object], *args: Any) -> None:
         try:
             action(*args)
         except Exception as problem:

@@ -79,20 +79,19 @@ class Sink:
         self._folder, self._counters = folder, counters
         cuda = device.type == "cuda"
         self._stream = _cuda.Stream(device) if cuda else None
-        self._slots: queue.Queue[torch.Tensor] = queue.Queue()
-        self._work: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self._slots: queue.LifoQueue[torch.Tensor] = queue.LifoQueue()  # the last one used is in the cache
+        self._work: list[queue.SimpleQueue[_Piece | None]] = [queue.SimpleQueue() for _ in range(config.writers)]
         with torch.inference_mode(False):
             for _ in range(config.slots):
                 self._slots.put(torch.empty(config.slot_bytes, dtype=torch.uint8, pin_memory=cuda))
-        names = [f"eightzeros-writer-{number}" for number in range(config.writers)]
-        self._threads = [threading.Thread(target=self._write_all, name=name, daemon=True) for name in names]
+        self._threads = [threading.Thread(target=self._write_all, args=[work], daemon=True) for work in self._work]
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
         """Let the writers finish what they were given, and end them."""
-        for _ in self._threads:
-            self._work.put(None)
+        for work in self._work:
+            work.put(None)
         for thread in self._threads:
             thread.join(CLOSE_S)
 
@@ -112,7 +111,8 @@ class Sink:
             self._slots.put(slot)
             raise
         self._folder.queue(1)
-        self._work.put(piece)
+        # Writers of one file wait for each other in the kernel, so a request has one writer.
+        self._work[parts[0].request.number % len(self._work)].put(piece)
 
     def _copy(self, piece: _Piece, sources: list[torch.Tensor]) -> None:
         places = self.form.places(piece.rows)
@@ -132,8 +132,8 @@ class Sink:
             piece.event = _cuda.Event(blocking=True)  # a writer that spun would take a core from the server
             piece.event.record(self._stream)
 
-    def _write_all(self) -> None:
-        while (piece := self._work.get()) is not None:
+    def _write_all(self, work: queue.SimpleQueue[_Piece | None]) -> None:
+        while (piece := work.get()) is not None:
             problem: Exception | None = None
             try:
                 if piece.event is not None:
