@@ -33,6 +33,9 @@ SERVE_KEYS = (
 )  # fmt: skip
 """What only a serve stage has."""
 
+PREPARE_KEYS = ("datasets", "tokenizer", "max_tokens", "seed")
+"""What only a prepare stage has."""
+
 SERVER_OPTIONS = {
     "--host": "it is bound to 127.0.0.1", "--port": "use `port`",
     "--model-path": "use `model`", "--model": "use `model`",
@@ -77,12 +80,13 @@ class Host(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 class Stage(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """One stage of the chain, in the order of the file.
 
-    `kind = "extract"` with engine, corpus and out, `kind = "serve"` with model and points, or a `command` of your own.
+    `kind = "extract"` with engine, corpus and out, `kind = "serve"` with model and points, `kind = "prepare"` with
+    datasets and out, or a `command` of your own.
     `needs` may hold "clean-gpus".
     `disk_gib` and `shm_gib` are what must be free in `out` (or `cwd`) and /dev/shm before a launch.
     """
 
-    kind: Literal["command", "extract", "serve"] = "command"
+    kind: Literal["command", "extract", "serve", "prepare"] = "command"
     hosts: list[str] = []
     command: list[str] = []
     python: str = "python3"
@@ -108,6 +112,10 @@ class Stage(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     arguments: list[str] = []
     entry: list[str] = []
     ready_timeout_s: Seconds | None = None
+    datasets: list[str] = []
+    tokenizer: str | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    seed: int | None = None
 
 
 class Thresholds(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -256,18 +264,21 @@ class _Reader:
 
     def _check_kind(self, stage: Stage, where: list[str]) -> None:
         """See that a stage has what its kind needs, and nothing that belongs to another kind."""
-        mine = {"command": ("command",), "extract": ("corpus", "out"), "serve": ("model", "points")}[stage.kind]
+        mine = {"command": ("command",), "extract": ("corpus", "out"), "serve": ("model", "points"),
+                "prepare": ("datasets", "out")}[stage.kind]  # fmt: skip
         for key in mine:
             if not getattr(stage, key):
-                kinds = ", or kind = \"extract\" or \"serve\"" if stage.kind == "command" else ""
+                kinds = ", or kind = \"extract\", \"serve\" or \"prepare\"" if stage.kind == "command" else ""
                 said = "this stage" if stage.kind == "command" else f"a stage of kind = \"{stage.kind}\""
                 raise self._error(where, f"{said} needs `{key}`{kinds}")
         if stage.kind != "command" and stage.command:
             said = f"a stage of kind = \"{stage.kind}\" brings its own; leave this out"
             raise self._error([*where, "command"], said)
-        for kind, keys in (("extract", ("corpus", "limit", *SERVER_KEYS)), ("serve", SERVE_KEYS)):
+        for kind, keys in (("extract", ("corpus", "limit", *SERVER_KEYS)), ("serve", SERVE_KEYS),
+                           ("prepare", PREPARE_KEYS)):  # fmt: skip
             for key in keys:
-                if kind != stage.kind and getattr(stage, key):
+                shared = key == "arguments" and stage.kind == "prepare"
+                if kind != stage.kind and not shared and getattr(stage, key):
                     raise self._error([*where, key], f"only a stage of kind = \"{kind}\" has this")
         for key in SERVER_KEYS:
             if stage.kind == "extract" and stage.engine != "sglang" and getattr(stage, key):
@@ -276,7 +287,7 @@ class _Reader:
             raise self._error([*where, "points"], "a capture point stands here twice")
         for number, word in enumerate(stage.arguments):
             option = word.partition("=")[0]
-            if option in SERVER_OPTIONS:
+            if stage.kind == "serve" and option in SERVER_OPTIONS:
                 said = f"the stage sets {option} itself: {SERVER_OPTIONS[option]}"
                 raise self._error([*where, "arguments", number], said)
 

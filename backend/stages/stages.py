@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from backend.stages.prepare import prepare_argv, prepare_modules, prepare_paths
 from backend.stages.serve import DEFAULT_SERVER, serve_argv, serve_grace_s
 from backend.wire import GIB, RunSpec
 
@@ -35,6 +36,8 @@ def build_spec(name: str, stage: Stage, run_id: str, forced: str = "") -> RunSpe
 def _argv(stage: Stage) -> list[str]:
     if stage.kind == "extract":
         return _extract_argv(stage)
+    if stage.kind == "prepare":
+        return [stage.python, EXTRACTOR, *prepare_argv(stage)]
     return [stage.python, EXTRACTOR, *serve_argv(stage)] if stage.kind == "serve" else list(stage.command)
 
 
@@ -60,10 +63,12 @@ def requirements(stage: Stage) -> dict[str, Any]:
     local = stage.kind == "serve" and (stage.model or "").startswith(("/", "~"))
     return {
         "clean_gpus": "clean-gpus" in stage.needs,
-        "paths": [stage.corpus] if extract else [stage.model] if local else [],
+        "paths": [stage.corpus] if extract else [stage.model] if local else prepare_paths(stage),
         "disk": disk,
         "shm_bytes": int(stage.shm_gib * GIB),
         "python": stage.command[0] if stage.kind == "command" else stage.python,
-        "modules": {"extract": ["numpy"], "serve": ["sglang", "numpy"]}.get(stage.kind, []),
+        "modules": {"extract": ["numpy"], "serve": ["sglang", "numpy"], "prepare": prepare_modules(stage)}.get(
+            stage.kind, []
+        ),
         "server": (stage.server or DEFAULT_SERVER) if extract and stage.engine == "sglang" else "",
     }
