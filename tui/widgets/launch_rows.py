@@ -52,6 +52,11 @@ def command_words(stage: Stage) -> str:
     """Write what a stage runs in one line."""
     if stage.kind == "extract":
         return clean(f"extract with {stage.engine}: {stage.corpus} to {stage.out}")
+    if stage.kind == "serve":
+        points = " ".join(map(str, sorted(stage.points)))
+        return clean(f"serve {stage.model} on {stage.tp or 1} GPUs, capture points {points}")
+    if stage.kind == "prepare":
+        return clean(f"prepare {', '.join(stage.datasets)} to {stage.out}")
     return clean(" ".join(stage.command))
 
 

@@ -64,6 +64,8 @@ def run_state(run: Run) -> Span:
         )
     if run.state == "running" and run.progress is not None and run.progress.state in ("paused", "starting"):
         return ("warn", run.progress.state.upper())
+    if run.state == "running" and run.progress is not None and run.progress.state == "ready":
+        return ("ok", "READY")
     return (RUN_LEVELS.get(run.state, "unknown"), run.state.upper())
 
 

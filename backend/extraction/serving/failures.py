@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from backend.extraction.serving.logtext import records
+from backend.extraction.serving.logtext import is_start, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,12 +117,12 @@ _TABLE = [
     _Pattern("watchdog", r"[Ww]atchdog (?:timeout|caught)[^\n]*",
              "a forward pass took longer than SGLang's watchdog allows: see whether the disk or the reader of the "
              "staging stalls", SYMPTOM),
-    _Pattern("module", r"ModuleNotFoundError: No module named '([\w.]+)'",
+    _Pattern("module", r"^\s*(?:\[rank\d+\]: ?)?ModuleNotFoundError: No module named '([\w.]+)'",
              lambda found: f"the server's Python lacks the module {found.group(1)}: install it there", SYMPTOM),
-    _Pattern("module", r"ImportError: ([^\n]{1,200})",
+    _Pattern("module", r"^\s*(?:\[rank\d+\]: ?)?ImportError: ([^\n]{1,200})",
              lambda found: f"the server's Python is broken: {found.group(1)}", SYMPTOM),
-    _Pattern("exception", r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit): ([^\n]+)",
-             lambda found: found.group(0)[:300], BARE),
+    _Pattern("exception", r"^\s*(?:\[rank\d+\]: ?)?((?:[\w.]+\.)?\w*(?:Error|Exception|Exit): [^\n]+)",
+             lambda found: found.group(1)[:300], BARE),
 ]  # fmt: skip
 _COMPILED = [(entry, re.compile(entry.pattern, re.MULTILINE)) for entry in _TABLE]
 
@@ -140,7 +140,7 @@ def find_failure(lines: list[str]) -> Failure | None:
         if record.noise:
             continue
         for line in record.lines:
-            found = None if "ServerArgs(" in line else _judge(line)
+            found = None if is_start(line) else _judge(line)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found
     return best[1] if best else None

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 OUR_MARK = "eightzeros: "
 """Begins the launcher's own lines in the same log."""
 
+READY = "The server is fired up and ready to roll"
+"""What SGLang says once it serves: whatever it complained of before was no trouble."""
+
 _STAMP = re.compile(r"^\[?\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]? ?")
 """What a container's log driver puts before a line."""
 
@@ -25,7 +28,7 @@ _NOISE = re.compile(
     re.IGNORECASE,
 )
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_START = re.compile(r"server_args=ServerArgs\(")
+_START = re.compile(r"\bserver_args=(?:ServerArgs\(|\{)")
 
 
 @dataclass
@@ -57,7 +60,12 @@ def records(lines: list[str]) -> list[Record]:
     return found
 
 
+def is_start(line: str) -> bool:
+    """Say whether a line is a server's own first one: all its arguments, which name what is no trouble."""
+    return _START.search(line) is not None
+
+
 def last_start(lines: list[str]) -> list[str]:
-    """Leave out what earlier servers wrote into the same file."""
-    starts = [number for number, line in enumerate(lines) if _START.search(line)]
-    return lines[starts[-1] :] if starts else lines
+    """Leave out what earlier servers wrote into the same file, and how this one started where it became ready."""
+    marks = [number for number, line in enumerate(lines) if is_start(line) or READY in line]
+    return lines[marks[-1] :] if marks else lines
