@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from backend.extraction import durable, extract, ledger, pipeline, progress, watch
+from backend.extraction import absence, durable, extract, ledger, pipeline, progress, watch
 from backend.extraction.bfloat16 import bfloat16_words, to_float32
+from backend.extraction.engines.sglang import ServerGone
 from backend.shardfmt import layout
 from backend.wire import Progress, from_dict
 from tests.extracting import check_folder, finish, journal, read_shard, start, write_corpus
@@ -165,10 +166,10 @@ def test_a_server_that_hangs_is_timed_out(extracted: Callable[..., Result]) -> N
 def test_the_server_went_away_for_good(
     extracted: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "PROBE_EVERY_S", 0.05)
+    monkeypatch.setattr(absence, "PROBE_EVERY_S", 0.05)
 
     def gone(engine: Any) -> None:
-        raise pipeline.ServerGone("Connection refused")
+        raise ServerGone("Connection refused")
 
     monkeypatch.setattr("backend.extraction.engines.sglang.SglangEngine.alive", gone)
     faults = Faults(lambda index, attempt: "reset" if attempt and index == 4 else "")
@@ -200,6 +201,32 @@ def test_a_server_that_comes_back_is_gone_on_with(tmp_path: Path) -> None:
         end(second)
     assert (code, errors) == (0, "")
     check_folder(tmp_path / "out", records, ENGINE, every=5)
+
+
+def test_a_sample_that_the_server_dies_of_is_found_out(
+    extracted: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is away for a moment whenever sample 4 comes; those in flight beside it are not blamed."""
+    monkeypatch.setattr(absence, "PROBE_EVERY_S", 0.02)
+    away = [0]
+
+    def plan(index: int, attempt: int) -> str:
+        if attempt and index == 4:
+            away[0] = 2
+        return "reset" if attempt and away[0] else ""
+
+    def alive(engine: Any) -> None:
+        if away[0]:
+            away[0] -= 1
+            raise ServerGone("Connection refused")
+
+    monkeypatch.setattr("backend.extraction.engines.sglang.SglangEngine.alive", alive)
+    code, result = extracted(Faults(plan, delay_s=0.02), "--concurrency", "4", "--retries", "1")
+    assert (code, result["samples"]) == (1, 11)
+    assert [(failed["index"], failed["attempts"]) for failed in result["failed"]] == [(4, 3)]
+    assert "the server goes away whenever it gets this sample, also alone" in result["failed"][0]["reason"]
+    check = [line["index"] for line in journal(tmp_path / "out")]
+    assert sorted(check) == [index for index in range(12) if index != 4]
 
 
 def served(folder: Path, port: int, delay_s: float = 0.02) -> subprocess.Popen[str]:
@@ -295,7 +322,7 @@ def test_little_room_in_the_staging_folder_means_few_requests(
     with serving(tmp_path, Faults(delay_s=0.01)) as server:
         server.info["forward_hooks"][0]["config"]["bound_bytes"] = 64_000
         assert run(server, tmp_path / "c.jsonl", tmp_path / "out", "--concurrency", "32") == 0
-        assert server.most_in_flight <= 4
+        assert server.most_in_flight <= 12  # of the shortest; 4 of mean length
         assert server.high_water <= 64_000
     assert len(journal(tmp_path / "out")) == 40
 

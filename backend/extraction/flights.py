@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 """Before a sample is tried again: doubled each time."""
 
+SUSPECT_CRASHES = 2
+"""So often may a server go away with a sample in flight by chance: whoever starts servers stops them too."""
+
 
 @dataclass
 class Flight:
     """One sample. `row` and `rid` are set while it is under way; `answered_at` is 0 while the server works on it.
 
-    `attempts` numbers the requests, so that no rid is used twice; `failures` counts those that were the
-    sample's or the server's fault, and only they are limited.
+    `attempts` numbers the requests, so that no rid is used twice; `failures` counts those that were nobody
+    else's fault, and only they are limited. `broken` is why its connection broke, until it is known whether the
+    server went away; `crashes` counts how often it did with this sample in flight.
     """
 
     index: int
@@ -39,6 +43,13 @@ class Flight:
     answered_at: float = 0.0
     staged: Staged | None = None
     written: bool = False
+    broken: str = ""
+    crashes: int = 0
+
+    @property
+    def suspect(self) -> bool:
+        """Say whether this sample may be what the server dies of: then it is sent alone, to know."""
+        return self.crashes >= SUSPECT_CRASHES
 
 
 class Flights:
@@ -88,7 +99,7 @@ class Flights:
             self._next.popleft()
         flight.attempts += 1
         flight.rid, flight.row, flight.sent_at, flight.answered_at = rid, row, time.monotonic(), 0.0
-        flight.staged, flight.written = None, False
+        flight.staged, flight.written, flight.broken = None, False, ""
         self.under_way[rid] = flight
         self._asked.add(rid)
 
@@ -111,6 +122,15 @@ class Flights:
         flight.failures += not excused
         pause = min(FIRST_PAUSE_S * 2 ** max(0, flight.failures - 1), LONGEST_PAUSE_S)
         heapq.heappush(self._again, (time.monotonic() + pause, flight.index, flight))
+
+    def alone(self, flight: Flight) -> bool:
+        """Say whether this sample must wait until the server has no other, or another is there alone."""
+        asked = [self.under_way[rid] for rid in self._asked if rid in self.under_way]
+        return bool(self._asked) and (flight.suspect or any(other.suspect for other in asked))
+
+    def broken(self) -> list[Flight]:
+        """Return what was in flight when the connection broke, and left no states."""
+        return [flight for flight in self.under_way.values() if flight.broken and flight.staged is None]
 
     def waiting(self) -> Iterator[Flight]:
         """Return what the server has or has just answered, and nothing was staged of."""

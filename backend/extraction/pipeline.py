@@ -14,10 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backend.extraction import ledger as accounts
+from backend.extraction.absence import Absence
 from backend.extraction.durable import DiskFull
-from backend.extraction.engines import EngineRefused
-from backend.extraction.engines.sglang import Rejected, ServerGone
-from backend.extraction.flights import Flight, Flights
+from backend.extraction.flights import SUSPECT_CRASHES, Flight, Flights
 from backend.extraction.intake import states_of
 from backend.extraction.senders import Ended, Senders
 from backend.extraction.staging import StagingError
@@ -40,7 +39,6 @@ LOOK_EVERY_S = 0.004
 
 REST_S = 0.05
 FULL_POLL_S = 1.0
-PROBE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,7 @@ class Pipeline:
         self._full = ""
         self._full_until = self._full_ended_at = 0.0
         self._roomless: list[Flight] = []
-        self._gone = ""
-        self._gone_at = self._probe_at = 0.0
+        self._gone = Absence(engine, options.server_wait_s)
         self._committing = self._tight = False
         self._next_at = 0.0
 
@@ -75,9 +72,7 @@ class Pipeline:
         """Extract what is missing; return the state (done, stopped or failed) and the signal that stopped it."""
         self._senders = Senders(self._engine, self._options.concurrency, self._events)
         self._writers = ThreadPoolExecutor(self._options.writers, "write")
-        self._chores = ThreadPoolExecutor(
-            2, "chores"
-        )  # no commit waits behind a sample
+        self._chores = ThreadPoolExecutor(2, "chores")  # no commit waits behind a sample
         with self._stop:
             try:
                 self._describe()
@@ -166,14 +161,14 @@ class Pipeline:
     def _ended(self, event: Ended) -> None:
         flight = self._flights.answered(event.rid)
         self._stall.moved()
-        if event.gone and not self._gone:
-            self._gone, self._gone_at, self._probe_at = event.reason, time.monotonic(), 0.0
+        if event.gone:
+            self._gone.begin(event.reason)
         if flight is None or flight.staged is not None or not event.reason:
             return
-        self._engine.staging.forget(flight.rid)
         if event.gone:
-            self._failed(flight, f"the connection to the server broke: {event.reason}")
+            flight.broken = f"the connection to the server broke: {event.reason}"
         else:
+            self._engine.staging.forget(flight.rid)
             self._failed(flight, event.reason, final=event.final)
 
     def _look(self) -> None:
@@ -245,13 +240,13 @@ class Pipeline:
         """Notice requests that were answered and left nothing."""
         patience = self._options.record_wait_s
         oldest = time.monotonic() - patience
-        for flight in [f for f in self._flights.waiting() if 0 < f.answered_at < oldest]:
+        for flight in [f for f in self._flights.waiting() if 0 < f.answered_at < oldest and not f.broken]:
             self._engine.staging.forget(flight.rid)
             self._failed(flight, f"the server answered, and no states came within {patience:g} s")
 
-    def _failed(self, flight: Flight, reason: str, final: bool = False) -> None:
+    def _failed(self, flight: Flight, reason: str, final: bool = False, excused: bool = False) -> None:
         """Try a sample again, or list it. A disk that was full meanwhile excuses it: nothing could be taken."""
-        excused = bool(self._full) or flight.sent_at < self._full_ended_at
+        excused = excused or bool(self._full) or flight.sent_at < self._full_ended_at
         flight.reason = reason
         row = flight.row
         if final or (not excused and flight.failures >= self._options.retries):
@@ -315,30 +310,19 @@ class Pipeline:
                     self._write(flight)
                 if not again and not self._writer.pending:
                     self._has_room()
-        now = time.monotonic()
-        if self._gone and now - self._gone_at > self._options.server_wait_s:
-            self._why = (
-                f"the server at {self._engine.settings.url} has been away for {self._options.server_wait_s:g} s "
-                f"({self._gone}): start it, then this command again: it goes on from here"
-            )
-        elif self._gone and now >= self._probe_at:
-            self._probe_at = float("inf")
-            self._start(self._chores, self._probe, self._probed)
+        self._why = self._why or self._gone.too_long()
+        if self._gone.due():
+            self._start(self._chores, self._gone.ask, self._asked)
 
-    def _probe(self) -> None:
-        self._engine.alive()
-        self._engine.recheck()
-
-    def _probed(self, future: Future[Any]) -> None:
-        error = future.exception()
-        if isinstance(error, EngineRefused):
-            self._why = str(error)
-        elif isinstance(error, (ServerGone, Rejected)):
-            self._gone, self._probe_at = str(error), time.monotonic() + PROBE_EVERY_S
-        elif error is not None:
-            raise error
-        else:
-            self._gone = ""
+    def _asked(self, future: Future[Any]) -> None:
+        """Know whether the server went away, and with it what became of the requests that it had."""
+        self._why = self._gone.asked(future.exception()) or self._why
+        for flight in self._flights.broken():
+            self._engine.staging.forget(flight.rid)
+            flight.crashes += self._gone.proven
+            guilty = self._gone.proven and flight.crashes > SUSPECT_CRASHES
+            why = f"the server goes away whenever it gets this sample, also alone: {flight.broken}"
+            self._failed(flight, why if guilty else flight.broken, final=guilty, excused=self._gone.proven)
 
     # --- sending ---
 
@@ -350,7 +334,7 @@ class Pipeline:
                 return
             peeked = self._flights.peek()
             flight = self._flight(peeked) if isinstance(peeked, int) else peeked
-            if self._flights.under_way and self._is_tight(flight):
+            if self._flights.alone(flight) or (self._flights.under_way and self._is_tight(flight)):
                 return
             if not self._disk.has(self._flights.file_bytes + flight.file_bytes):
                 if not self._flights.under_way:
@@ -385,11 +369,10 @@ class Pipeline:
             self._reporter.tell()
 
     def _message(self) -> str:
-        now = time.monotonic()
-        if self._gone and now - self._gone_at > PROBE_EVERY_S:
-            left = self._options.server_wait_s - (now - self._gone_at)
-            return f"the server does not answer ({self._gone}): waiting up to {left:.0f} s more for it"
+        if self._gone:
+            return self._gone.text()
         if self._tight:
             return self._staging.text
+        now = time.monotonic()
         oldest = min((flight.sent_at for flight in self._flights.under_way.values()), default=now)
         return self._stall.text(self._flights.asked, now - oldest)
