@@ -89,7 +89,11 @@ class SglangEngine:
         self.canary: dict[str, Any] = {}
         self.session = secrets.token_hex(4)
         try:
-            self._learn()
+            try:
+                self._learn()
+            except (ServerGone, Rejected) as error:
+                said = f"no server answers at {settings.url}: {error}; start the serve stage"
+                raise EngineRefused(said) from None
             self.folder = modelfolder.find(settings.model or str(self.info["model_path"]))
             text = modelfolder.text_config(self.folder)
             self.hidden_size, self.vocab_size = int(text["hidden_size"]), int(text["vocab_size"])
@@ -100,13 +104,8 @@ class SglangEngine:
             raise
 
     def _learn(self) -> None:
-        """Read what the server runs now. Raises EngineRefused."""
-        try:
-            self.info = self._get("/server_info")
-        except (ServerGone, Rejected) as error:
-            raise EngineRefused(
-                f"no server answers at {self.settings.url}: {error}; start the serve stage"
-            ) from None
+        """Read what the server runs now. Raises EngineRefused, ServerGone or Rejected."""
+        self.info = self._get("/server_info")
         config = self._hook()
         points = tuple(config.points)
         if self.settings.points and self.settings.points != points:
@@ -156,7 +155,7 @@ class SglangEngine:
             raise EngineRefused(f"the staging folder {self.staging.folder} cannot be used: {error}") from None
 
     def recheck(self) -> None:
-        """Look again at a server that was away. Raises EngineRefused where it is not what it was."""
+        """Look again at a server that was away. Raises EngineRefused where it is not what it was, or as `ask`."""
         points, run, folder = self.capture_points, self.capture.run, self.staging.folder
         self._learn()
         if (points, run, folder) != (self.capture_points, self.capture.run, self.staging.folder):
