@@ -162,6 +162,7 @@ def test_the_first_pass_only_begins_the_capture(folder: Path, reader: Staging) -
     ("stack", "reason"),
     [
         (Stack([1, 2]), "the server itself captures the layers [1, 2] already"),
+        (Stack(list(POINTS)), "the server itself captures the layers [2, 5] already"),
         (Stack([], [None] * 5), "points [2, 5] must lie within 1 to 4: the model has 5 layers"),
     ],
 )
@@ -170,7 +171,7 @@ def test_layers_that_cannot_be_captured(folder: Path, reader: Staging, stack: St
     server.stack = stack
     try:
         server.warm_up()
-        server.run(Rows(rid, 4))
+        assert isinstance(server.run(Rows(rid, 4)), tuple) == bool(before), "the server gets what it expects"
         assert reason in failure(reader, rid)
         assert stack.layers_to_capture == before
     finally:
@@ -347,8 +348,7 @@ def test_a_rank_that_does_not_write_sets_its_layers_all_the_same(folder: Path, r
         server.warm_up()
         assert server.run(Rows(reader.rid(0, 0, 3), 3)).shape == (3, HIDDEN)
         assert reader.look() == ([], [])
-        server.hook.report()
-        assert [(r["rank"], r["effective_layers"]) for r in reader.ranks()] == [(0, None), (3, POINTS)]
+        until(lambda: [(r["rank"], r["effective_layers"]) for r in reader.ranks()] == [(0, None), (3, POINTS)])
     finally:
         server.close()
 

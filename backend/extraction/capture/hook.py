@@ -16,7 +16,7 @@ import torch
 
 from .config import NAME, Config, Counters, Refused, words
 from .folder import Folder, replace
-from .sink import Form, Part, Sink
+from .sink import CLOSE_S, Form, Part, Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,13 +93,15 @@ class Capture:
             self._folder.clear()
         self.report()
         self._ended = threading.Event()
-        threading.Thread(target=self._report_all, name="eightzeros-report", daemon=True).start()
+        self._reporter = threading.Thread(target=self._report_all, name="eightzeros-report", daemon=True)
+        self._reporter.start()
         atexit.register(self.close)
 
     def close(self) -> None:
         """End the threads and remove what this run has left in the folder, but for the counters. Raises OSError."""
         atexit.unregister(self.close)
         self._ended.set()
+        self._reporter.join(CLOSE_S)
         if self._sink is not None:
             self._sink.close()
         if self._writes:
@@ -125,8 +127,8 @@ class Capture:
     def _ask(self, module: Any) -> str:
         """Have the layer stack capture our points from the next pass on; say why this pass has none."""
         points, layers, now = list(self._config.points), len(module.layers), list(module.layers_to_capture)
-        if now not in ([], points):
-            return f"the server itself captures the layers {now} already"
+        if now:  # then it also expects them from the stack, and would die of a hook that takes them away
+            return f"the server itself captures the layers {now} already: the adapter should be logits"
         if points[0] < 1 or points[-1] >= layers:
             return f"the points {points} must lie within 1 to {layers - 1}: the model has {layers} layers"
         module.layers_to_capture = points
