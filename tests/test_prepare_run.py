@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import pytest
 
 from backend.extraction.corpus import Corpus
 from backend.extraction.main import main
+from backend.extraction.prepare import sources
 from backend.extraction.prepare.permutation import shuffled
 from tests.extracting import journal
 from tests.preparing import corpus, manifest, notes, prepare, prepared, talk, write_lines
@@ -215,3 +217,23 @@ def test_json_is_the_manifest_alone_on_stdout(
 ) -> None:
     prepared(tmp_path / "out", "--json", *two)
     assert json.loads(capsys.readouterr().out) == manifest(tmp_path / "out")
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_an_array_is_read_item_by_item(block: int, indent: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_BLOCK_BYTES", block)
+    items = [{"a": "é\u2028,]" * n, "n": [n, {"b": None}]} for n in range(30)]
+    data = json.dumps(items, indent=indent, ensure_ascii=False).encode()
+    assert list(sources.array_items(b"[", io.BytesIO(data[1:] + b"\n \n"))) == items
+    assert list(sources.array_items(b"  [ ]", io.BytesIO(b""))) == []
+    for bad in (data[:-1], data[:-5], data + b"x", data.replace(b"}", b"", 1), data[:-1] + b'{"c": 1}]', b"[,1]"):
+        with pytest.raises(ValueError):
+            list(sources.array_items(bad[:1], io.BytesIO(bad[1:])))
+
+
+def test_a_damaged_array_is_refused_by_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(talks(9), indent=1)[:-40])
+    assert prepare(tmp_path / "out", path) == 1
+    assert f"{path}: after record 8" in capsys.readouterr().err

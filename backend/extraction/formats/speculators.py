@@ -225,6 +225,8 @@ class SpeculatorsExport:
 
     def _tokens(self, counts: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         for entry in self._rows:
+            if self._asked():
+                raise KeyboardInterrupt
             ids, mask = self._folder.read_tokens(entry)
             add_trained(counts, ids, mask)
             yield ids, mask

@@ -6,26 +6,27 @@ blank lines are no records, and gzip is read as what is in it. One pass reads, h
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import io
 import json
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from backend.extraction.corpus import MAX_LINE_BYTES
-from backend.wire import GIB, printable
+from backend.wire import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-MAX_ARRAY_BYTES = GIB
-"""A JSON array is held in memory as a whole; lines are not."""
-
 _BOM = b"\xef\xbb\xbf"
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 _BATCH_ROWS = 256
+_BLOCK_BYTES = 1 << 20
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class PrepareError(Exception):
@@ -115,16 +116,13 @@ class Reader:
                 yield _parsed(f"{self.dataset.path}:{number}", number, text)
 
     def _array(self, start: bytes, file: BinaryIO) -> Iterator[Found]:
-        path = self.dataset.path
-        data = start + file.read(MAX_ARRAY_BYTES + 1 - len(start))
-        if len(data) > MAX_ARRAY_BYTES:
-            raise PrepareError(f"{path}: a JSON array over {MAX_ARRAY_BYTES // GIB} GiB; turn it into JSON lines")
+        number = 0
         try:
-            items = json.loads(data.decode("utf-8"))
+            for number, item in enumerate(array_items(start, file), 1):
+                yield _checked(f"{self.dataset.path}: record {number}", number, item)
         except (ValueError, RecursionError) as error:
-            raise PrepareError(f"{path}: begun as a JSON array, and none: {printable(str(error), 200)}") from None
-        for number, item in enumerate(items, 1):
-            yield _checked(f"{path}: record {number}", number, item)
+            said = f"after record {number} it is no JSON array: {printable(str(error), 200)}"
+            raise PrepareError(f"{self.dataset.path}: {said}; mend it, or turn it into JSON lines") from None
 
     def _rows(self, file: BinaryIO) -> Iterator[Found]:
         path = self.dataset.path
@@ -146,6 +144,39 @@ class Reader:
                     yield _checked(f"{path}: record {number}", number, row)
         except ArrowException as error:
             raise PrepareError(f"{path}: {printable(str(error), 200)}") from None
+
+
+def array_items(start: bytes, file: BinaryIO) -> Iterator[Any]:
+    """Read a JSON array item by item, holding one item and a block. Raises ValueError where it is none."""
+    decode, text = json.JSONDecoder().raw_decode, codecs.getincrementaldecoder("utf-8")()
+    buffer, at, ended, wanted = text.decode(start).lstrip(), 1, False, _BLOCK_BYTES
+    comma = False
+    while True:
+        at = _SPACE.match(buffer, at).end()  # type: ignore[union-attr]  # it matches nothing at least
+        sign = buffer[at : at + 1]
+        if sign == "]":
+            if (buffer[at + 1 :] + text.decode(file.read(), True)).strip():
+                raise ValueError("something follows its end")
+            return
+        if sign == "," and comma:
+            at, comma = at + 1, False
+            continue
+        if sign and comma:
+            raise ValueError("a comma is missing between two records")
+        try:
+            item, end = decode(buffer, at) if sign else (None, len(buffer))
+        except ValueError:
+            if ended or len(buffer) - at > MAX_LINE_BYTES:
+                raise
+            end = len(buffer)
+        if end < len(buffer):
+            yield item
+            at, comma, wanted = end, True, _BLOCK_BYTES
+            continue
+        if ended:
+            raise ValueError("it ends before its end")
+        block = file.read(wanted)
+        buffer, at, ended, wanted = buffer[at:] + text.decode(block, not block), 0, not block, 2 * wanted
 
 
 class _Counted(io.RawIOBase):
