@@ -44,7 +44,11 @@ def serve(machine: Machine, argv: List[str]) -> int:
         from backend.agent.reset.cycle import main as reset
 
         return reset(machine, words[0], json.loads(words[1]))
-    sys.stderr.write("eightzeros agent: no role `%s`; roles: agent, supervise, reset\n" % role)
+    if role == "adopt":
+        from backend.agent.adopt.watcher import main as adopt
+
+        return adopt(words)
+    sys.stderr.write("eightzeros agent: no role `%s`; roles: agent, supervise, reset, adopt\n" % role)
     return 2
 
 

@@ -70,6 +70,14 @@ def _runs_start(context: Context, args: Dict[str, Any]) -> Any:
     return context.store.start(spec)
 
 
+def _runs_adopt(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.adopt.start import prepare_adopt
+
+    inspectable({"path": args.get("out"), "roots": args.get("roots")})
+    known = context.store.get(want(args, "id", str))
+    return known if known is not None else context.store.start(prepare_adopt(context.machine, args))
+
+
 def _runs_stop(context: Context, args: Dict[str, Any]) -> Any:
     run = _runs_get(context, args)
     return context.store.stop(run.id, float(args.get("grace_s") or run.grace_s))
@@ -132,6 +140,7 @@ TABLE: Dict[str, Operation] = {
     "runs.list": Operation(_runs_list),
     "runs.get": Operation(_runs_get),
     "runs.start": Operation(_runs_start, 60.0),
+    "runs.adopt": Operation(_runs_adopt, 60.0),
     "runs.stop": Operation(_runs_stop, 30.0),
     "runs.log": Operation(_runs_log, 20.0),
     "gates.check": Operation(_check, 60.0),

@@ -281,6 +281,20 @@ class Fleet:
         host.revision += 1
         return run
 
+    def adopt(self, name: str, **what: Any) -> Future[Run]:
+        """Watch a run that was not started here (docs/architecture.md, `runs.adopt`) by a run that only looks."""
+        return self._submit(self._adopt(self._host(name), what))
+
+    async def _adopt(self, host: HostState, what: dict[str, Any]) -> Run:
+        args = {**what, "id": new_id("adopt"), "roots": host.config.roots}
+        answer = await self._links[host.name].request_once(
+            "runs.adopt", args, find=("runs.get", {"id": args["id"]}), timeout_s=SHORT_S
+        )
+        run = msgspec.convert(answer, Run)
+        host.runs.setdefault(run.id, run)
+        host.revision += 1
+        return run
+
     def stop_run(self, name: str, run_id: str) -> Future[Run]:
         """Ask a run to finish what is in flight and end; what is left after its grace is killed."""
         return self._ask(name, "runs.stop", Run, SHORT_S, {"id": run_id})

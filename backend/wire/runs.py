@@ -67,7 +67,8 @@ RUN_ENDED = ("exited", "failed", "lost")
 
 @dataclass
 class RunSpec:
-    """What to run, detached. `argv` goes to exec unchanged; `env` adds to the host's environment.
+    """What to run, detached. `argv` goes to exec unchanged; `env` adds to the host's environment. An `adopted` run
+    only watches one that was not started here.
 
     `env` is used and never stored: only its names are kept. `out_dir` is watched for disk space.
     """
@@ -81,6 +82,7 @@ class RunSpec:
     out_dir: str = ""
     grace_s: float = 15.0
     forced: str = ""
+    adopted: bool = False
 
 
 @dataclass
@@ -109,6 +111,7 @@ class Run:
     supervised: bool = True
     grace_s: float = 15.0
     forced: str = ""
+    adopted: bool = False
     progress: Optional[Progress] = None
 
 

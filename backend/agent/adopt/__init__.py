@@ -1,0 +1,1 @@
+"""Watching a run that eightzeros did not start, by its folder, its log and its process."""
