@@ -104,10 +104,12 @@ def test_killed_at_any_moment_it_goes_on_and_has_each_sample_once(tmp_path: Path
     records = write_corpus(corpus, 300)
     chance = random.Random(8)
     kept = 0
-    for _ in range(6):
+    for last in (False, False, False, False, False, True):
         process = start(corpus, out)
         seen = kept + chance.randint(1, 45)  # files, hidden or not: kills fall within groups and within commits
         until(lambda p=process, n=seen: p.poll() is not None or len(list(out.glob("rows_*/*"))) >= n)
+        if last:
+            until(lambda: journal(out))  # at least one kill comes after a commit
         process.kill()
         finish(process)
         now = len(journal(out))

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -256,6 +257,8 @@ async def test_a_proxy_command_carries_the_connection(home: Path, sshd: Callable
     operator = Operator(here(address="gpu-1"))
     async with operator.watching():
         await operator.reaches(LinkState.LIVE)
+    # The carrier ends with the connection; the loop must hear of that before it is closed.
+    await eventually(lambda: not any("waitpid" in thread.name for thread in threading.enumerate()))
 
 
 async def test_a_server_without_sessions_says_so(home: Path, sshd: Callable[..., Sshd]) -> None:

@@ -228,3 +228,17 @@ def test_a_start_on_a_full_disk_is_refused(small_disk: Path) -> None:
         store.start(shell("one", "true"))
     assert store.get("one") is None
     assert list(stores) == []
+
+
+def test_a_worker_that_was_forked_while_the_disk_was_asked_takes_nobodys_answer(tmp_path: Path) -> None:
+    room = progress.DiskRoom(str(tmp_path))
+    room._ask()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            room.free_bytes()  # must neither eat the answer nor wait for a process that is not its child
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert until(room.free_bytes) > 0

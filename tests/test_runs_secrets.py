@@ -20,7 +20,7 @@ SECRET = "v3ry-s3cret-value"
 def test_env_values_reach_the_run_and_nothing_else(tmp_path: Path) -> None:
     stores = a_store(tmp_path / "runs")
     store = next(stores)
-    script = 'echo up; [ "$HF_TOKEN" = v3ry-"s3cret"-value ] || exit 9; sleep 100'
+    script = 'echo up; [ "$HF_TOKEN" = v3ry-"s3cret"-value ] || exit 9; exec sleep 100'
     run = store.start(shell("one", script, env={"HF_TOKEN": SECRET}))
     logged(store, "one", "up")
     assert run.env_names == ["HF_TOKEN"]

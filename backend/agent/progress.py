@@ -60,9 +60,12 @@ class DiskRoom:
         self._free: Optional[int] = None
         self._asked = -PROBE_EVERY_S
         self._child, self._pipe = 0, -1
+        self._owner = os.getpid()
 
     def free_bytes(self) -> Optional[int]:
         """Return the newest answer, None before the first, for which it waits at most PROBE_PATIENCE_S."""
+        if os.getpid() != self._owner:
+            return self._free  # a worker forked from the loop: the child that may be out asking is not its own
         now = time.monotonic()
         if not self._child and now - self._asked >= PROBE_EVERY_S:
             self._ask()
