@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 30000
 DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
 
+DEFAULT_STAGING_GIB = 8.0
+"""The launcher's own default (backend.extraction.serving.serve)."""
+
 LEAST_GRACE_S = 40.0
 """A large server takes this long to let go of its pinned memory; a stage may ask for more, never for less."""
 
@@ -20,6 +23,11 @@ KILL_SHARE = 0.7
 def serve_grace_s(stage: Stage) -> float:
     """Return the seconds from the request to stop to the kill."""
     return max(stage.grace_s, LEAST_GRACE_S)
+
+
+def serve_shm_gib(stage: Stage) -> float:
+    """Return the GiB that must be free in /dev/shm: the staging lies there, and NCCL wants some too."""
+    return max(stage.shm_gib, stage.staging_gib or DEFAULT_STAGING_GIB)
 
 
 def serve_argv(stage: Stage) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backend.stages.prepare import prepare_argv, prepare_modules, prepare_paths
-from backend.stages.serve import DEFAULT_SERVER, serve_argv, serve_grace_s
+from backend.stages.serve import DEFAULT_SERVER, serve_argv, serve_grace_s, serve_shm_gib
 from backend.wire import GIB, RunSpec
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def requirements(stage: Stage) -> dict[str, Any]:
         "clean_gpus": "clean-gpus" in stage.needs,
         "paths": [stage.corpus] if extract else [stage.model] if local else prepare_paths(stage),
         "disk": disk,
-        "shm_bytes": int(stage.shm_gib * GIB),
+        "shm_bytes": int((serve_shm_gib(stage) if stage.kind == "serve" else stage.shm_gib) * GIB),
         "python": stage.command[0] if stage.kind == "command" else stage.python,
         "modules": {"extract": ["numpy"], "serve": ["sglang", "numpy"], "prepare": prepare_modules(stage)}.get(
             stage.kind, []

@@ -45,7 +45,11 @@ class Settings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until the server ends or we are asked to stop. Returns the server's exit code, 2 where it cannot start."""
+    """Serve until the server ends or we are asked to stop.
+
+    Returns the server's exit status (128 and the number of a signal), 0 where it was stopped on request, 1 where it
+    failed with status 0, and 2 where it was not started.
+    """
     settings = parse(argv)
     report = Report()
     report.tell("starting", "checking the installation")
@@ -230,7 +234,7 @@ class Launcher:
         if self._stop_at and failure is None:
             self._report.tell("done", "stopped on request")
             say(f"the server has ended, {_status(code)}")
-            return 0 if code in (0, -signal.SIGTERM, -signal.SIGKILL) else _mirror(code)
+            return 0  # whatever it says of the signals that its whole session was sent
         failure = failure or find_failure(log.lines) or _unexplained(code, log)
         sentence = failure.sentence
         if failure.kind == "port" and failure.port:
@@ -240,7 +244,8 @@ class Launcher:
         say(f"the server {when}: {sentence}")
         if failure.line:
             say(f"its log says: {failure.line}")
-        self._report.tell("failed", f"{sentence} | {failure.line}" if failure.line else sentence)
+        more = failure.line and failure.sentence not in failure.line
+        self._report.tell("failed", f"{sentence} | {failure.line}" if more else sentence)
         return _mirror(code) or 1
 
 
