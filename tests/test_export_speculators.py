@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -212,3 +213,29 @@ def test_without_pyarrow_it_says_what_to_install(
 def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export("specforge", tmp_path, "--draft-vocab-size", 10) == 1
     assert "is this a folder of our shards" in capsys.readouterr().err
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("short_kib", [900, 150, 10])
+def test_a_disk_that_fills_up_wherever_it_does(
+    short_kib: int, made: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fill a real disk: among the rows, and among the files that are written after them."""
+    assert export("speculators", made[0], tmp_path / "whole") == 0
+    pages = sum(-(-path.stat().st_size // 4096) for path in (tmp_path / "whole").rglob("*") if path.is_file())
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = f"size={max(64, pages * 4 - short_kib)}k"
+    mount = ["mount", "-t", "tmpfs", "-o", size, "eightzeros-test", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small tmpfs is not allowed here")
+    monkeypatch.setattr(speculators.SpeculatorsExport, "_enough_room", lambda _: None)
+    try:
+        assert export("speculators", made[0], disk / "out") == 1
+        assert [path.name for path in disk.iterdir()] == [".out.part"]
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        assert export("speculators", made[0], disk / "out") == 0
+        check_rows(disk / "out", made[1], EmbeddedEngine())
+        assert [path.name for path in disk.iterdir()] == ["out"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
