@@ -119,6 +119,17 @@ def test_verify_judges_without_a_kill_and_the_host_remembers_the_verdict(nvml: N
     assert fleet.verify("here").result().verdict != CLEAN
 
 
+def test_the_receipt_of_a_started_reset_comes_though_nobody_waits_for_it(fleet: Fleet) -> None:
+    host = fleet.hosts["here"]
+    run = fleet.start_reset("here", fleet.plan_reset("here").result()).result()
+    assert host.reset.running
+    until(lambda: host.reset.receipt, 30)
+    assert host.reset.receipt is not None and host.reset.receipt.id == run.id
+    assert not host.reset.running
+    assert {gpu.verdict for gpu in host.verdicts.values()} == {CLEAN}
+    until(lambda: any(event.kind == "verdict" for event in host.reset.events))
+
+
 def test_a_host_or_stage_that_is_not_configured_is_named(fleet: Fleet) -> None:
     with pytest.raises(ConfigError, match="`nowhere`.*here"):
         fleet.verify("nowhere")
