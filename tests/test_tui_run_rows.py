@@ -15,6 +15,7 @@ from backend.wire import (
     NOT_CLEAN,
     Gate,
     Process,
+    Progress,
     Reading,
     ResetEvent,
     failed,
@@ -55,6 +56,21 @@ def test_the_band_shows_how_far_and_when_it_ends(host) -> None:
                  "399 GiB written", "0.14 GB/s", "2.10 TiB disk left, lasts"):  # fmt: skip
         assert part in shown
     assert {row_width(row) for row in band(host, run)} == {78}
+
+
+def test_a_server_is_ready_and_shows_its_staging(host) -> None:
+    progress = Progress(time.time(), "ready", message="http://127.0.0.1:30000: points 3 31 59 on 8 ranks",
+                        staging_bytes=GIB, staging_high_bytes=3 * GIB, staging_bound_bytes=8 * GIB)  # fmt: skip
+    rows = band(host, make_run("serve-1", "serve", progress=progress))
+    for part in ("READY", "points 3 31 59 on 8 ranks", "staging 1 GiB of 8 GiB, at most 3 GiB"):
+        assert part in text(rows)
+    assert "samples" not in text(rows) and {row_width(row) for row in rows} == {78}
+
+
+def test_a_run_without_a_total_has_no_eta(host) -> None:
+    progress = replace(make_progress(), samples_total=0, tokens_total=0, bytes_total=0)
+    shown = text(band(host, make_run("adopt-1", "adopt", progress=progress)))
+    assert "4,320 samples" in shown and "no total, no ETA" in shown
 
 
 def test_a_run_that_stands_still_is_marked(host) -> None:

@@ -125,9 +125,11 @@ def _bar(progress: Progress, width: int) -> Row:
 
 
 def _speed(progress: Progress, run: Run, width: int, now: float) -> Row:
-    left: list[Span] = [
-        ("text", f"{format.count(progress.samples_done)} / {format.count(progress.samples_total)} samples")
-    ]
+    known = progress.samples_total or progress.tokens_total
+    if not known and not progress.samples_done:
+        return pad([], width)  # a server, or a run whose samples are not counted yet
+    of = f" / {format.count(progress.samples_total)}" if progress.samples_total else ""
+    left: list[Span] = [("text", f"{format.count(progress.samples_done)}{of} samples")]
     if progress.samples_failed:
         left.append(("bad", f"  {format.count(progress.samples_failed)} failed"))
     if run.state not in RUN_LIVE:
@@ -140,6 +142,8 @@ def _speed(progress: Progress, run: Run, width: int, now: float) -> Row:
             f"   {format.few(progress.samples_per_s)} samples/s  {format.short(progress.tokens_per_s)} tok/s",
         )
     )
+    if not known:
+        return spread(left, [("dim", "no total, no ETA")], width)
     eta = progress.eta_s()
     if eta is None:
         started = progress.tokens_done > 0
@@ -158,6 +162,10 @@ def _speed(progress: Progress, run: Run, width: int, now: float) -> Row:
 
 
 def _output(progress: Progress, run: Run, width: int, limits: Thresholds) -> Row:
+    if progress.staging_bound_bytes and not progress.bytes_written:
+        staging = f"staging {format.size(progress.staging_bytes)} of {format.size(progress.staging_bound_bytes)}"
+        most = f", at most {format.size(progress.staging_high_bytes)}, waited {format.few(progress.capture_wait_s)} s"
+        return pad([("dim", staging + most)], width)
     left: list[Span] = [("text", f"{format.size(progress.bytes_written)} written")]
     if run.state in RUN_LIVE and progress.bytes_per_s:
         left.append(("dim", f"  {format.rate(progress.bytes_per_s)}"))
