@@ -171,6 +171,7 @@ def test_layers_that_cannot_be_captured(folder: Path, reader: Staging, stack: St
     server.stack = stack
     try:
         server.warm_up()
+        assert reason in server.hook.counters.error, "the server's start can show it"
         assert isinstance(server.run(Rows(rid, 4)), tuple) == bool(before), "the server gets what it expects"
         assert reason in failure(reader, rid)
         assert stack.layers_to_capture == before

@@ -122,7 +122,12 @@ class Capture:
         return last if captured else None
 
     def _see_stack(self, module: Any, args: Any, aux: Any, last: Any) -> None:
-        self._see(args, aux, last, NO_STATES["model"] if self._asked else self._ask(module))
+        trouble = NO_STATES["model"]
+        if not self._asked:
+            trouble = self._ask(module)
+            self._see_layers(module)
+            self.counters.error = "" if self._asked else trouble
+        self._see(args, aux, last, trouble)
 
     def _ask(self, module: Any) -> str:
         """Have the layer stack capture our points from the next pass on; say why this pass has none."""
@@ -133,7 +138,6 @@ class Capture:
             return f"the points {points} must lie within 1 to {layers - 1}: the model has {layers} layers"
         module.layers_to_capture = points
         self._asked = True
-        self._see_layers(module)
         return FIRST_PASS
 
     def _see_layers(self, module: Any, *_: Any) -> None:
