@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.extraction.prepare.huggingface import Marks, find_marks, turns
+from backend.extraction.prepare.huggingface import Marks, TemplateTokenizer, find_marks, turns
 from backend.extraction.prepare.sources import PrepareError
 
 Messages = list[dict[str, str]]
@@ -90,3 +90,20 @@ def test_a_turn_that_the_template_leaves_out_is_refused() -> None:
         turns(chatml(messages[:1]), messages, find_marks(chatml, "m"))
     with pytest.raises(ValueError, match="as it is"):
         turns(chatml(said("q", "other")), messages, find_marks(chatml, "m"))
+
+
+def test_a_tokenizer_without_offsets_encodes_stretch_by_stretch() -> None:
+    tokenizer = TemplateTokenizer.__new__(TemplateTokenizer)
+    pieces: list[str] = []
+
+    def encode(text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        assert text and not add_special_tokens
+        pieces.append(text)
+        return {"input_ids": list(text.encode())}
+
+    tokenizer._tokenizer = encode
+    text = "ask[one]ask[two]."
+    found = tokenizer._by_pieces(text, [(4, 8), (12, 16)])
+    assert pieces == ["ask[", "one]", "ask[", "two]", "."]
+    assert bytes(found.input_ids).decode() == text
+    assert found.loss_mask == [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4 + [0]

@@ -79,14 +79,12 @@ class Preparation:
         return manifest
 
     def _read(self, dataset: Dataset, spool: Spool) -> None:
-        reader, progress, before = Reader(dataset), self._reporter.progress, self._reporter.progress.bytes_written
+        reader, progress = Reader(dataset), self._reporter.progress
         for found in reader.records():
             self._take(dataset.name, found, spool)
             progress.samples_done = progress.samples_total = len(spool)
             progress.tokens_total = progress.tokens_done
-            progress.bytes_written = before + reader.bytes_read
-            self._reporter.tell("running", f"reading {dataset.name}")
-        progress.bytes_written = before + reader.bytes_read
+            self._reporter.tell("running", f"reading {dataset.name}: {reader.percent} %")
         self._sources.append({"name": dataset.name, "path": os.path.abspath(dataset.path), "bytes": reader.bytes_read,
                               "sha256": reader.sha256, **self.account.source(dataset.name)})  # fmt: skip
 

@@ -68,6 +68,7 @@ class Reader:
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
         self.bytes_read = 0
+        self._size = 0
         self._digest = hashlib.sha256()
 
     @property
@@ -75,11 +76,17 @@ class Reader:
         """Return the digest of what was read, which is all of it at the end."""
         return self._digest.hexdigest()
 
+    @property
+    def percent(self) -> int:
+        """Return how much of the file was read."""
+        return 100 * self.bytes_read // max(self._size, self.bytes_read, 1)
+
     def records(self) -> Iterator[Found]:
         """Read every record. Raises PrepareError where the file itself cannot be read."""
         path = self.dataset.path
         try:
             with open(path, "rb") as file:
+                self._size = os.fstat(file.fileno()).st_size
                 magic = file.read(4)
                 if magic == _PARQUET:
                     yield from self._rows(file)
