@@ -45,7 +45,7 @@ def test_no_server_at_all(tmp_path: Path, refused: Callable[..., str]) -> None:
     assert "is no address of a server" in refused(server, "--server", "localhost")
 
 
-@pytest.mark.parametrize("hooks", [None, [], [{"hook_factory": "other:factory", "config": {}}]])
+@pytest.mark.parametrize("hooks", [None, [], [{"name": "other", "hook_factory": "other:factory", "config": {}}]])
 def test_a_missing_hook(tmp_path: Path, refused: Callable[..., str], hooks: Any) -> None:
     with serving(tmp_path, forward_hooks=hooks) as server:
         assert "runs without the capture hook" in refused(server)

@@ -60,14 +60,16 @@ class Ledger:
 
     def count(self) -> None:
         """Set the totals, exactly: a file's size follows from its number and its tokens."""
-        there = [self.journal.entries[index] for index in self.wanted if index in self.journal.entries]
+        entries = self.journal.entries
+        there = [entries[index] for index in self.wanted if index in entries]
         progress = self.reporter.progress
         self.resumed = progress.samples_resumed = progress.samples_done = len(there)
         progress.tokens_done = sum(entry.tokens for entry in there)
         progress.bytes_written = sum(entry.bytes for entry in there)
         progress.samples_total = len(self.wanted)
         progress.tokens_total = sum(self.corpus.tokens(index) for index in self.wanted)
-        progress.bytes_total = sum(self.size_bytes(index) for index in self.wanted)
+        left = sum(self.size_bytes(index) for index in self.wanted if index not in entries)
+        progress.bytes_total = progress.bytes_written + left
 
     def committed(self, entries: Sequence[Entry]) -> None:
         """Count what is safe now."""

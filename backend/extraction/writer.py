@@ -15,6 +15,7 @@ import threading
 import time
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,7 +98,13 @@ def plan_of(index: int, tokens: int, hidden_size: int, points: int) -> tuple[byt
 
 def shard_bytes(index: int, tokens: int, hidden_size: int, points: int) -> int:
     """Return the exact size of a sample's file before it exists."""
-    return torchzip.file_bytes(plan_of(index, tokens, hidden_size, points)[1])
+    return _size_of(len(str(index)), tokens, hidden_size, points)
+
+
+@lru_cache(maxsize=1 << 16)
+def _size_of(digits: int, tokens: int, hidden_size: int, points: int) -> int:
+    """Plan once for all names of a length: planning costs 0.5 ms, and a corpus has few lengths."""
+    return torchzip.file_bytes(plan_of(10 ** (digits - 1), tokens, hidden_size, points)[1])
 
 
 def write_file(folder: str, temporary: str, sample: Sample, hidden_size: int, points: int) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from backend.extraction import modelfolder
 from backend.extraction.capture.config import Config
 from backend.extraction.engines import EngineRefused
-from backend.extraction.staging import PACKAGE, Staging, StagingError
+from backend.extraction.staging import Staging, StagingError
 from backend.wire import printable
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ PASS_S = 60.0
 """How long a server may take to say what it is: its scheduler answers between two passes."""
 
 ORPHAN_S = 5.0
+HOOK_NAME = "eightzeros"
+"""What staging.hook_argument calls the hook."""
 
 
 class ServerGone(Exception):
@@ -125,7 +127,7 @@ class SglangEngine:
         try:
             specs = json.loads(specs) if isinstance(specs, str) else specs
             for spec in specs:
-                if str(spec.get("hook_factory")).startswith(PACKAGE + "."):
+                if spec.get("name") == HOOK_NAME:
                     return Config.of(spec["config"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EngineRefused(f"the server's --forward-hooks cannot be read: {error}") from None
