@@ -74,6 +74,7 @@ EXTRACT = (
 )  # fmt: skip
 DEMO_SCENES = (
     *(Scene("demo-fleet", size, SEEN) for size in SIZES),
+    Scene("demo-fleet-no-color", "120x40", SEEN, no_color=True),
     Scene("demo-reset-plan", "120x40", (*SEEN, "R", "until:KILLS")),
     Scene("demo-launch-refused", "120x40", (*SEEN, "L", "until:FAIL")),
     Scene("demo-eight-zeros", "120x40", ZEROS),
