@@ -39,7 +39,7 @@ def check(
     """
     gates: List[Gate] = []
     if requirements.get("clean_gpus"):
-        gates.append(_safely("clean GPUs", lambda: _clean(machine, requirements, verify)))
+        gates.append(_safely("clean GPUs", lambda: _clean(requirements, verify)))
     for path in _listed(requirements, "paths"):
         gates.append(_in_time("path %s" % printable(str(path), 200), _bind(_path, path)))
     for item in _listed(requirements, "disk"):
@@ -92,9 +92,9 @@ def _in_time(name: str, call: Callable[[], Optional[Gate]], patience_s: float = 
     )
 
 
-def _clean(machine: Machine, requirements: Dict[str, Any], verify: Optional[Callable[[], Receipt]]) -> Gate:
+def _clean(requirements: Dict[str, Any], verify: Optional[Callable[[], Receipt]]) -> Gate:
     """Turn the verdict on the GPUs into a gate."""
-    name = "clean GPUs" + (" (VIRTUAL)" if machine.virtual else "")
+    name = "clean GPUs"
     if verify is None:
         return Gate(name, None, "nothing verified them", "run verify")
     receipt = verify()
