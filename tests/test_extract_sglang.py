@@ -79,7 +79,7 @@ def test_a_whole_extraction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (about["state"], about["engine"], about["capture_points"]) == ("complete", "sglang", [2, 4, 5])
     assert (about["server"]["version"], about["capture"]["effective_layers"]) == ("0.5.99", {"0": [2, 4, 5]})
     assert about["canary"]["head"].startswith("lm_head.weight gives the server's next token")
-    assert about["model"].startswith(str(tmp_path / "model") + " sha256-16:")
+    assert about["model"].startswith("model sha256-16:")
     assert (about["failed"], about["failed_file"]) == ([], "")
 
 
@@ -361,3 +361,29 @@ def test_shards_may_be_called_pt(extracted: Callable[..., Result], tmp_path: Pat
     assert read_shard(tmp_path / "out/rows_0-2000/data_0.pt")["hidden_state"].shape[2] == 64
     code, result = extracted(Faults(), samples=3)
     assert (code, "another file suffix: '.pt', now '.ckpt'" in result["error"]) == (1, True)
+
+
+def test_a_commit_that_ends_with_the_threads_is_counted(
+    extracted: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop on a full disk does not wait for a commit in progress: what it made safe counts all the same."""
+    real = pipeline.Pipeline._drain
+
+    def hurried(self: pipeline.Pipeline) -> None:
+        self._is_full("for the test", 1)
+        real(self)
+
+    monkeypatch.setattr(pipeline.Pipeline, "_drain", hurried)
+    monkeypatch.setattr(pipeline.Pipeline, "_loop", stop_at_a_commit)
+    code, result = extracted(Faults(), samples=30)
+    assert result["samples"] == len(journal(tmp_path / "out")) >= 1
+    assert (code, result["state"]) == (1, "failed")
+    assert list((tmp_path / "out").glob("rows_*/.*")) == []
+
+
+def stop_at_a_commit(self: pipeline.Pipeline, throttle: float | None) -> None:
+    """Turn as `_loop` does, and leave in the middle of a commit."""
+    while not self._committing:
+        self._step()
+        self._send(throttle)
+    self._why = "left in the middle"

@@ -118,6 +118,11 @@ class Pipeline:
                 self._flights.end(flight)
 
     def _finish(self) -> str:
+        """Commit what is written. The threads have ended, perhaps with a commit that nobody has heard of yet."""
+        while not self._events.empty():
+            event = self._events.get()
+            if isinstance(event, _Done) and event.what == self._committed and not event.future.cancelled():
+                self._committed(event.future)
         while True:
             try:
                 entries = self._writer.commit()
@@ -338,7 +343,7 @@ class Pipeline:
                 return
             if not self._disk.has(self._flights.file_bytes + flight.file_bytes):
                 if not self._flights.under_way:
-                    self._is_full("before it is filled", flight.file_bytes)
+                    self._is_full("no room for the next sample", flight.file_bytes)
                 return
             row = self._ledger.corpus.row(flight.index)
             rid = self._engine.staging.rid(flight.index, flight.attempts + 1, flight.tokens)

@@ -136,10 +136,12 @@ class SglangEngine:
         )
 
     def _identity(self) -> str:
-        words = [str(self.info["model_path"]), modelfolder.digest(self.folder)]
-        for name in ("revision", "dtype", "quantization", "load_format"):
-            value = self.info.get(name)
-            words += [f"{name} {value}"] if value and value != "auto" else []
+        path = str(self.info["model_path"])
+        name = os.path.basename(path.rstrip("/")) if os.path.isabs(path) else path  # a folder may be moved
+        words = [name, modelfolder.digest(self.folder)]
+        for key in ("revision", "dtype", "quantization", "load_format"):
+            value = self.info.get(key)
+            words += [f"{key} {value}"] if value and value != "auto" else []
         return " ".join(words)
 
     def _claim(self) -> None:
