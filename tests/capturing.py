@@ -11,9 +11,12 @@ import torch
 
 from backend.extraction.capture.config import Config
 from backend.extraction.capture.hook import Capture
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from backend.extraction.staging import Staging
 
 HIDDEN = 4
 POINTS = [2, 5]
@@ -99,3 +102,14 @@ class Server:
     def close(self) -> None:
         """End it."""
         self.hook.close()
+
+
+def check(reader: Staging, rid: str) -> None:
+    """Wait for a request and compare every value with what the model had."""
+    until(lambda: rid in reader.look().whole)
+    found, tokens = reader.open(rid), int(rid.rpartition("-")[2])
+    want = states_of(rid, tokens)
+    assert np.array_equal(found.ids, ids_of(rid, tokens))
+    assert np.array_equal(found.aux, want[:, :WIDTH])
+    assert np.array_equal(found.last, want[:, WIDTH:])
+    assert (found.dtype, found.points, found.effective_layers) == ("float32", POINTS, POINTS)
