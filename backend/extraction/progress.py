@@ -15,7 +15,7 @@ RUN_DIR = "EIGHTZEROS_RUN_DIR"
 """Names the run's folder where a supervisor started this process; it reads progress.json there."""
 
 FILE_EVERY_S = 0.5
-LINE_EVERY_S = 5.0
+LINE_EVERY_S, LOG_EVERY_S = 5.0, 30.0
 WINDOW_S = 60.0
 """Rates are over the last minute (wire.Progress)."""
 
@@ -56,7 +56,7 @@ class Reporter:
             self._measure(now)
             if self._folder:
                 self._write()
-        if not self._folder and (force or now - self._line_at >= LINE_EVERY_S):
+        if force or now - self._line_at >= (LOG_EVERY_S if self._folder else LINE_EVERY_S):
             self._line_at = now
             self.say(self._line())
 
