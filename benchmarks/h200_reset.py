@@ -151,6 +151,14 @@ def ticks(count: int = 20) -> dict[str, Any]:
     return {"first_telemetry_s": round(first_s, 3), "tick_cpu_ms": costs, "median_ms": statistics.median(costs[3:])}
 
 
+def gone(pid: int) -> bool:
+    """Say whether a process is gone, or a zombie that an init has yet to reap."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 def trial(folder: Path, sampler: Sampler, gigabytes: int) -> dict[str, Any]:
     process, heir = victim(folder, gigabytes)
     time.sleep(1)
@@ -163,10 +171,11 @@ def trial(folder: Path, sampler: Sampler, gigabytes: int) -> dict[str, Any]:
     last = max((s["at_s"] for s in kills), default=0.0)
     cleared = sampler.cleared_after(started + last)
     return {
-        "held_gib": round(held / (1 << 30), 2), "exit": code, "verdict": receipt.get("verdict"), "seconds": round(seconds, 2),
+        "held_gib": round(held / (1 << 30), 2), "exit": code, "verdict": receipt.get("verdict"),
+        "seconds": round(seconds, 2),
         "durations": receipt.get("durations"), "killed": [p["pid"] for p in receipt.get("killed", [])],
         "spared": [[p["pid"], p["command"][:60], p["reason"]] for p in (receipt.get("plan") or {}).get("spared", [])],
-        "victim": process.pid, "heir": heir, "heir_gone": not Path(f"/proc/{heir}").exists(),
+        "victim": process.pid, "heir": heir, "heir_gone": gone(heir),
         "kills": len(kills), "sampler_clear_after_last_kill_s": round(cleared - started - last, 3) if cleared else None,
         "receipt": receipt,
     }  # fmt: skip
