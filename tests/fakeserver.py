@@ -75,10 +75,12 @@ class Fake(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, folder: Path, port: int = 0, faults: Faults | None = None, **info: Any) -> None:
+    def __init__(
+        self, folder: Path, port: int = 0, faults: Faults | None = None, staging: str = "staging", **info: Any
+    ) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.folder, self.faults = folder, faults or Faults()
-        self.staging = folder / "staging"
+        self.staging = folder / staging
         self.staging.mkdir(exist_ok=True)
         model = folder / "model"
         if not model.exists():
@@ -235,6 +237,6 @@ def serving(folder: Path, faults: Faults | None = None, port: int = 0, **info: A
 if __name__ == "__main__":
     from pathlib import Path
 
-    fake = Fake(Path(sys.argv[1]), int(sys.argv[2]), Faults(delay_s=float(sys.argv[3])))
+    fake = Fake(Path(sys.argv[1]), int(sys.argv[2]), Faults(delay_s=float(sys.argv[3])), *sys.argv[4:])
     print(fake.url, flush=True)
     fake.serve_forever()

@@ -194,7 +194,7 @@ def test_a_server_that_comes_back_is_gone_on_with(tmp_path: Path) -> None:
     until(lambda: len(journal(tmp_path / "out")) > 10)
     end(first)
     until(lambda: "the server does not answer" in told(run_dir).message)
-    second = served(tmp_path, int(url.rpartition(":")[2]))
+    second = served(tmp_path, int(url.rpartition(":")[2]), "staging2")  # each launch has a folder of its own
     try:
         code, _, errors = finish(client)
     finally:
@@ -229,8 +229,8 @@ def test_a_sample_that_the_server_dies_of_is_found_out(
     assert sorted(check) == [index for index in range(12) if index != 4]
 
 
-def served(folder: Path, port: int, delay_s: float = 0.02) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "tests.fakeserver", str(folder), str(port), str(delay_s)]
+def served(folder: Path, port: int, staging: str = "staging") -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "tests.fakeserver", str(folder), str(port), "0.02", staging]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 

@@ -160,16 +160,20 @@ class SglangEngine:
 
     def recheck(self) -> None:
         """Look again at a server that was away. Raises EngineRefused where it is not what it was, or as `ask`."""
-        points, run, folder = self.capture_points, self.capture.run, self.staging.folder
+        points, place = self.capture_points, (self.capture.run, self.staging.folder)
         self._learn()
-        if (points, run, folder) != (self.capture_points, self.capture.run, self.staging.folder):
-            raise EngineRefused(
-                "the server came back with other capture settings: start the extraction again"
-            )
+        if points != self.capture_points:
+            said = f"{list(self.capture_points)}, not {list(points)}"
+            self.capture_points = points  # of what is written
+            raise EngineRefused(f"the server came back with other capture points: {said}")
         if self._identity() != self.model:
             raise EngineRefused(
                 f"the server came back with another model: {self._identity()}, not {self.model}"
             )
+        if place != (self.capture.run, self.staging.folder):  # a run of its own each time it is launched
+            os.close(self._reader)
+            self._reader = -1
+            self._claim()
 
     def about(self) -> dict[str, Any]:
         """Return the server's and the hook's own words for data_config.json."""
