@@ -161,9 +161,7 @@ def load(path: Path | None = None) -> Config:
     except FileNotFoundError:
         if path is None:
             return Config(hosts={"local": Host()})
-        raise ConfigError(
-            f"{chosen}: no such file; `eightzeros config path` prints where it is looked for"
-        ) from None
+        raise ConfigError(f"{chosen}: no such file; `eightzeros config path` prints where it is looked for") from None
     except UnicodeDecodeError as error:
         line = chosen.read_bytes().count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{chosen}:{line}: not UTF-8; save the file as UTF-8") from None
@@ -238,7 +236,7 @@ class _Reader:
 
     def _check_host(self, host: Host, where: list[str]) -> None:
         if not host.address or host.address.startswith("-") or re.search(r"[\s\x00-\x1f]", host.address):
-            said = f"`{host.address}` is no address: what `ssh` would be given, or \"{LOCAL}\" for this machine"
+            said = f'`{host.address}` is no address: what `ssh` would be given, or "{LOCAL}" for this machine'
             raise self._error([*where, "address"], said)
         if not host.python.strip():
             raise self._error([*where, "python"], "this is empty; leave it out for python3")
@@ -258,9 +256,7 @@ class _Reader:
         for number, host in enumerate(stage.hosts):
             if host not in config.hosts:
                 known = ", ".join(config.hosts) or "none"
-                raise self._error(
-                    [*where, "hosts", number], f"`{host}` is no host of this file; hosts: {known}"
-                )
+                raise self._error([*where, "hosts", number], f"`{host}` is no host of this file; hosts: {known}")
 
     def _check_kind(self, stage: Stage, where: list[str]) -> None:
         """See that a stage has what its kind needs, and nothing that belongs to another kind."""
@@ -268,21 +264,21 @@ class _Reader:
                 "prepare": ("datasets", "out")}[stage.kind]  # fmt: skip
         for key in mine:
             if not getattr(stage, key):
-                kinds = ", or kind = \"extract\", \"serve\" or \"prepare\"" if stage.kind == "command" else ""
-                said = "this stage" if stage.kind == "command" else f"a stage of kind = \"{stage.kind}\""
+                kinds = ', or kind = "extract", "serve" or "prepare"' if stage.kind == "command" else ""
+                said = "this stage" if stage.kind == "command" else f'a stage of kind = "{stage.kind}"'
                 raise self._error(where, f"{said} needs `{key}`{kinds}")
         if stage.kind != "command" and stage.command:
-            said = f"a stage of kind = \"{stage.kind}\" brings its own; leave this out"
+            said = f'a stage of kind = "{stage.kind}" brings its own; leave this out'
             raise self._error([*where, "command"], said)
         for kind, keys in (("extract", ("corpus", "limit", *SERVER_KEYS)), ("serve", SERVE_KEYS),
                            ("prepare", PREPARE_KEYS)):  # fmt: skip
             for key in keys:
                 shared = key == "arguments" and stage.kind == "prepare"
                 if kind != stage.kind and not shared and getattr(stage, key):
-                    raise self._error([*where, key], f"only a stage of kind = \"{kind}\" has this")
+                    raise self._error([*where, key], f'only a stage of kind = "{kind}" has this')
         for key in SERVER_KEYS:
             if stage.kind == "extract" and stage.engine != "sglang" and getattr(stage, key):
-                raise self._error([*where, key], "only an extraction with engine = \"sglang\" has this")
+                raise self._error([*where, key], 'only an extraction with engine = "sglang" has this')
         if len(set(stage.points)) != len(stage.points):
             raise self._error([*where, "points"], "a capture point stands here twice")
         for number, word in enumerate(stage.arguments):

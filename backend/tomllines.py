@@ -53,9 +53,7 @@ class _Scan:
                 self._assignment(table)
             self._skip()
 
-    def _inside(
-        self, keys: tuple[str | int, ...], counts: dict[tuple[str | int, ...], int]
-    ) -> tuple[str | int, ...]:
+    def _inside(self, keys: tuple[str | int, ...], counts: dict[tuple[str | int, ...], int]) -> tuple[str | int, ...]:
         """Insert the number of the newest element behind every array of tables that a header passes through."""
         path: tuple[str | int, ...] = ()
         for key in keys[:-1]:

@@ -54,9 +54,7 @@ def fill(out: Path, corpus: Corpus, engine: EmbeddedEngine) -> None:
         size = shard_bytes(index, corpus.tokens(index), engine.hidden_size, len(engine.capture_points))
         with file.open("wb") as sparse:
             os.truncate(sparse.fileno(), size)
-        entries.append(
-            Entry(index, str(index), layout.shard_path(index), size, corpus.tokens(index), 0, time.time())
-        )
+        entries.append(Entry(index, str(index), layout.shard_path(index), size, corpus.tokens(index), 0, time.time()))
     journal.append(entries)
     journal.close()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from backend.link import Archive
 
-PROGRAM = b'''
+PROGRAM = b"""
 import base64, json, os, sys, time
 
 def say(message):
@@ -59,7 +59,7 @@ for line in iter(sys.stdin.readline, ""):
     except KeyError as problem:
         result = {"ok": False, "error": {"code": problem.args[0], "message": "no", "hint": "none"}}
     say(dict(result, t="reply", id=asked["id"]))
-'''
+"""
 
 
 def fake_archive(name: str = "fake", program: bytes = PROGRAM) -> Archive:

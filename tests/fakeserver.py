@@ -48,9 +48,7 @@ def write_model(folder: Path, weights: np.ndarray[Any, Any] | None = None, **con
     text = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_hidden_layers": 8, **config}
     (folder / "config.json").write_text(json.dumps(text))
     words = bfloat16_words(head() if weights is None else weights)
-    about = {
-        "lm_head.weight": {"dtype": "BF16", "shape": list(words.shape), "data_offsets": [0, words.nbytes]}
-    }
+    about = {"lm_head.weight": {"dtype": "BF16", "shape": list(words.shape), "data_offsets": [0, words.nbytes]}}
     header = json.dumps(about).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + words.tobytes())
     return folder

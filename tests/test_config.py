@@ -96,8 +96,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
             "ez.toml:3: stages.x.needs[0]: invalid word 'clean'; it takes clean-gpus",
         ),
         # names
-        ("[hosts.'a b']\n", "ez.toml:1: hosts.\"a b\": this is no name: letters, digits"),
-        ("[hosts.'../x']\n", "ez.toml:1: hosts.\"../x\": this is no name: letters, digits"),
+        ("[hosts.'a b']\n", 'ez.toml:1: hosts."a b": this is no name: letters, digits'),
+        ("[hosts.'../x']\n", 'ez.toml:1: hosts."../x": this is no name: letters, digits'),
         (f"[stages.{'n' * 65}]\ncommand=['a']\n", "this is no name: letters, digits"),
         # what does not fit together
         ("[hosts.a]\naddress = '-oProxyCommand=x'\n", "ez.toml:2: hosts.a.address: `-oProxyCommand=x` is no address"),
@@ -148,7 +148,7 @@ def test_lines_are_found_whatever_surrounds_them() -> None:
         "[hosts] # hosts\n"  # 12
         "[hosts . 'a' . \"b\" ]\n"  # 13
         "x . y = 1979-05-27 07:32:00\n"  # 14
-        "port = { deep = [ 1,\n 2 ], last = \"}\" }\n"  # 15, 16
+        'port = { deep = [ 1,\n 2 ], last = "}" }\n'  # 15, 16
         "[[many]]\nn = 1\n[[many]]\nn = 2\n[many.sub]\nn = 3\n[[many.more]]\n[[many.more]]\nn = 4\n"  # 17 to 25
     )
     tomllib.loads(text)

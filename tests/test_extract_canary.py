@@ -74,9 +74,7 @@ def test_the_prefix_cache(tmp_path: Path, refused: Callable[..., str]) -> None:
 
 def test_other_points_than_the_configured_ones(tmp_path: Path, refused: Callable[..., str]) -> None:
     with serving(tmp_path) as server:
-        assert (
-            refused(server, "--points", "3,4,5") == "the server captures the points [2, 4, 5], not [3, 4, 5]"
-        )
+        assert refused(server, "--points", "3,4,5") == "the server captures the points [2, 4, 5], not [3, 4, 5]"
 
 
 def test_other_layers_than_the_points(tmp_path: Path, refused: Callable[..., str]) -> None:
@@ -109,9 +107,7 @@ def test_states_that_differ_from_one_time_to_the_next(tmp_path: Path, refused: C
 
 def test_a_first_pass_that_only_begins_the_capture_is_asked_again(tmp_path: Path) -> None:
     write_corpus(tmp_path / "c.jsonl", 2)
-    with serving(
-        tmp_path, Faults(lambda index, attempt: "failed" if (index, attempt) == (1, 0) else "")
-    ) as server:
+    with serving(tmp_path, Faults(lambda index, attempt: "failed" if (index, attempt) == (1, 0) else "")) as server:
         argv = ["--engine", "sglang", "--server", server.url, "--corpus", str(tmp_path / "c.jsonl")]
         assert extract.main([*argv, "--out", str(tmp_path / "out")]) == 0
         assert [seen for seen in server.faults.seen if not seen[1]] == [(1, 0), (2, 0), (3, 0)]
@@ -121,9 +117,7 @@ def test_a_last_state_that_does_not_give_the_next_token(tmp_path: Path, refused:
     """The state before the final norm, or another model's folder."""
     write_model(tmp_path / "model", np.roll(head(), 1, axis=0))
     with serving(tmp_path) as server:
-        assert "the last state does not give the server's own next token: lm_head.weight makes it" in refused(
-            server
-        )
+        assert "the last state does not give the server's own next token: lm_head.weight makes it" in refused(server)
     write_model(tmp_path / "model")
     with serving(tmp_path, Faults(lambda *_: "token")) as server:
         assert "does not give the server's own next token" in refused(server)
@@ -189,10 +183,7 @@ def test_a_head_that_cannot_be_read_is_said(tmp_path: Path, change: dict[str, An
 
 def test_a_model_that_is_not_on_this_host(tmp_path: Path, refused: Callable[..., str]) -> None:
     with serving(tmp_path, model_path="some/model") as server:
-        assert (
-            "some/model: no config.json of this model on this host; name its folder with --model"
-            in refused(server)
-        )
+        assert "some/model: no config.json of this model on this host; name its folder with --model" in refused(server)
 
 
 def test_two_extractions_from_one_server(tmp_path: Path, refused: Callable[..., str]) -> None:

@@ -86,9 +86,7 @@ def verdict(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_a_rehearsal_says_go_and_its_samples_count(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rehearsal_says_go_and_its_samples_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = write_corpus(tmp_path / "c.jsonl", 80)
     with serving(tmp_path) as server:
         engine = ["--engine", "sglang", "--server", server.url]

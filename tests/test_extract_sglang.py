@@ -129,9 +129,7 @@ def test_a_fault_is_tried_again(extracted: Callable[..., Result], tmp_path: Path
     assert all(FAULTS[fault] in failed["reason"] for failed in result["failed"])
     if lost:
         assert result["failed"][-1]["attempts"] == (1 if final else 3)
-        lines = [
-            json.loads(line) for line in (tmp_path / "out" / layout.FAILED_NAME).read_text().splitlines()
-        ]
+        lines = [json.loads(line) for line in (tmp_path / "out" / layout.FAILED_NAME).read_text().splitlines()]
         assert [(line["index"], line["id"]) for line in lines] == [(index, f"s{index}") for index in lost]
         assert config(tmp_path / "out")["failed"] == result["failed"]
     assert staged(tmp_path) == []
@@ -140,12 +138,8 @@ def test_a_fault_is_tried_again(extracted: Callable[..., Result], tmp_path: Path
     assert len(set(faults.seen)) == len(faults.seen), "a rid was used twice"
 
 
-def test_what_was_listed_is_extracted_by_the_next_run(
-    extracted: Callable[..., Result], tmp_path: Path
-) -> None:
-    code, _ = extracted(
-        Faults(lambda index, attempt: "500" if attempt and index in (2, 5) else ""), "--retries", "0"
-    )
+def test_what_was_listed_is_extracted_by_the_next_run(extracted: Callable[..., Result], tmp_path: Path) -> None:
+    code, _ = extracted(Faults(lambda index, attempt: "500" if attempt and index in (2, 5) else ""), "--retries", "0")
     assert code == 1
     out = tmp_path / "out"
     code, result = extracted(Faults(lambda index, attempt: "500" if attempt and index == 5 else ""),
@@ -188,9 +182,7 @@ def test_a_server_that_comes_back_is_gone_on_with(tmp_path: Path) -> None:
     url = first.stdout.readline().strip()
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    client = start(
-        tmp_path / "c.jsonl", tmp_path / "out", "--engine", "sglang", "--server", url, run_dir=run_dir
-    )
+    client = start(tmp_path / "c.jsonl", tmp_path / "out", "--engine", "sglang", "--server", url, run_dir=run_dir)
     until(lambda: len(journal(tmp_path / "out")) > 10)
     end(first)
     until(lambda: "the server does not answer" in told(run_dir).message)
@@ -294,9 +286,7 @@ def test_a_full_disk_pauses_and_goes_on(
     monkeypatch.setattr(durable.os, "posix_fallocate", reserve)
     code, result = extracted(Faults(), "--concurrency", "6", "--retries", "0", samples=40)
     assert (code, result["samples"]) == (0, 40)
-    assert any(
-        state == "paused" and "disk full (No space left on device)" in message for state, message in seen
-    )
+    assert any(state == "paused" and "disk full (No space left on device)" in message for state, message in seen)
     assert (told(run_dir).state, told(run_dir).message) == ("done", "")
     check_folder(tmp_path / "out", write_corpus(tmp_path / "c.jsonl", 40), ENGINE)
 
@@ -314,9 +304,7 @@ def test_a_disk_is_not_filled_to_the_brim(
     assert next(looks, None) is None, "the disk was not looked at"
 
 
-def test_little_room_in_the_staging_folder_means_few_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_little_room_in_the_staging_folder_means_few_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_corpus(tmp_path / "c.jsonl", 40)
     monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.0)
     with serving(tmp_path, Faults(delay_s=0.01)) as server:

@@ -90,9 +90,7 @@ def test_sizes_are_known_before_anything_is_written(tmp_path: Path, writer: Shar
     ]  # fmt: skip
 
 
-def test_a_sample_is_hidden_until_its_group_is_committed(
-    tmp_path: Path, writer: ShardWriter, journal: Journal
-) -> None:
+def test_a_sample_is_hidden_until_its_group_is_committed(tmp_path: Path, writer: ShardWriter, journal: Journal) -> None:
     writer.write(sample(0))
     writer.write(sample(1))
     assert files(tmp_path) == ["rows_0-2000/.data_0.ckpt.tmp", "rows_0-2000/.data_1.ckpt.tmp"]
@@ -255,9 +253,7 @@ def test_a_folder_without_a_sample_belongs_to_nothing_yet(tmp_path: Path, journa
         reopened(tmp_path, replace(HEADER, schema=2))
 
 
-def test_a_folder_begun_before_suffixes_could_be_chosen(
-    tmp_path: Path, writer: ShardWriter, journal: Journal
-) -> None:
+def test_a_folder_begun_before_suffixes_could_be_chosen(tmp_path: Path, writer: ShardWriter, journal: Journal) -> None:
     writer.write(sample(0))
     writer.commit()
     path = tmp_path / layout.JOURNAL_NAME
@@ -295,9 +291,7 @@ def journal_of(data: bytes) -> dict[int, Entry]:
     return {line["index"]: Entry(**line) for line in lines}
 
 
-@pytest.mark.parametrize(
-    "sizes", [(0, 0), (1, 0), (0, 1), (5, 3), (70_000, 1), (3, 1_000_003), (1 << 20, 1 << 16)]
-)
+@pytest.mark.parametrize("sizes", [(0, 0), (1, 0), (0, 1), (5, 3), (70_000, 1), (3, 1_000_003), (1 << 20, 1 << 16)])
 def test_checksums_are_put_together(sizes: tuple[int, int]) -> None:
     first, second = (os.urandom(size) for size in sizes)
     assert crc32_combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)

@@ -156,9 +156,7 @@ def test_a_filesystem_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no answer within" in gate.detail
 
 
-@pytest.mark.parametrize(
-    "nonsense", [{"paths": [3]}, {"disk": ["/tmp"]}, {"disk": [["/tmp", "x"]]}, {"python": 3}]
-)
+@pytest.mark.parametrize("nonsense", [{"paths": [3]}, {"disk": ["/tmp"]}, {"disk": [["/tmp", "x"]]}, {"python": 3}])
 def test_nonsense_never_raises_and_never_opens(nonsense: dict[str, Any]) -> None:
     assert one(**nonsense).ok is None
 

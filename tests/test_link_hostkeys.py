@@ -45,9 +45,7 @@ async def test_an_unknown_key_is_shown_and_only_trust_lets_it_in(
     assert ours.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize(
-    "verdict", ["changed", "changed type", "revoked", "revoked by list", "revoked and known"]
-)
+@pytest.mark.parametrize("verdict", ["changed", "changed type", "revoked", "revoked by list", "revoked and known"])
 async def test_a_changed_or_revoked_key_is_never_accepted(
     home: Path, tmp_path: Path, sshd: Callable[..., Sshd], verdict: str
 ) -> None:
@@ -75,9 +73,7 @@ async def test_a_changed_or_revoked_key_is_never_accepted(
 
 
 @pytest.mark.parametrize("value", ["none", "/dev/null", "~/.ssh/absent"])
-async def test_no_known_hosts_file_is_no_permission(
-    home: Path, sshd: Callable[..., Sshd], value: str
-) -> None:
+async def test_no_known_hosts_file_is_no_permission(home: Path, sshd: Callable[..., Sshd], value: str) -> None:
     server = sshd()
     text = server.config("gpu-1", f"  UserKnownHostsFile {value}\n  GlobalKnownHostsFile none\n")
     configure(home, text, server.known_hosts_line())

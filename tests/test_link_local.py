@@ -233,9 +233,7 @@ async def test_a_change_whose_answer_is_lost_happens_once(tmp_path: Path) -> Non
     assert effects.read_text().split() == ["run-1", "run-0", "run-2"]
 
 
-@pytest.mark.parametrize(
-    ("python", "code"), [("/nonexistent/python3", "no-python"), ("/etc/passwd", "no-python")]
-)
+@pytest.mark.parametrize(("python", "code"), [("/nonexistent/python3", "no-python"), ("/etc/passwd", "no-python")])
 async def test_a_missing_python_waits_for_the_operator(python: str, code: str) -> None:
     operator = Operator(here(python=python))
     async with operator.watching():
@@ -277,11 +275,7 @@ async def test_an_agent_that_crashes_at_its_start_shows_its_last_words() -> None
 async def test_something_that_is_not_our_agent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backend.link.start.ANSWER_S", 0.3)
     monkeypatch.setattr("backend.link.channel.LEAVE_S", 0.1)
-    mute = (
-        b"import time\n"
-        b"print('{\"t\": \"hello\", \"hello\": {\"nonce\": \"guess\"}}', flush=True)\n"
-        b"time.sleep(60)\n"
-    )
+    mute = b'import time\nprint(\'{"t": "hello", "hello": {"nonce": "guess"}}\', flush=True)\ntime.sleep(60)\n'
     operator = Operator(here(), fake_archive("mute", mute))
     async with operator.watching():
         status = await operator.reaches(LinkState.LOST)

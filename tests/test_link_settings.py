@@ -99,9 +99,7 @@ async def test_a_quoted_identity_and_an_ipv6_jump_are_read(home: Path) -> None:
 
 
 @pytest.mark.parametrize("with_ssh", [pytest.param(True, marks=needs_ssh), False])
-async def test_jump_hosts_in_a_circle_are_refused(
-    home: Path, monkeypatch: pytest.MonkeyPatch, with_ssh: bool
-) -> None:
+async def test_jump_hosts_in_a_circle_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch, with_ssh: bool) -> None:
     (home / ".ssh").mkdir()
     (home / ".ssh" / "config").write_text("Host one\n ProxyJump two\nHost two\n ProxyJump one\n")
     if not with_ssh:
@@ -112,9 +110,7 @@ async def test_jump_hosts_in_a_circle_are_refused(
 
 
 @pytest.mark.parametrize("host", ["x.away", "rig-old3", "gate-a"])
-async def test_without_ssh_the_chain_is_the_same(
-    home: Path, monkeypatch: pytest.MonkeyPatch, host: str
-) -> None:
+async def test_without_ssh_the_chain_is_the_same(home: Path, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setattr(settings.shutil, "which", lambda name: None)
     use(home, "ssh_jumps")
     config = home / ".ssh" / "config"  # asyncssh reads no comment after a value

@@ -176,9 +176,7 @@ class Relay:
             for one in (writer, there_writer):
                 one.transport.abort()
 
-    async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool
-    ) -> None:
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
         while data := await reader.read(65536):
             if not (answers and self.deaf):
                 writer.write(data)
@@ -213,9 +211,7 @@ async def test_a_change_whose_answer_was_cut_off_happens_once(relay: Relay, tmp_
     assert effects.read_text().split() == ["run-1"]
 
 
-async def test_hosts_behind_a_bastion_share_one_connection_to_it(
-    home: Path, sshd: Callable[..., Sshd]
-) -> None:
+async def test_hosts_behind_a_bastion_share_one_connection_to_it(home: Path, sshd: Callable[..., Sshd]) -> None:
     bastion, server = sshd(), sshd()
     text = bastion.config("bastion") + "".join(
         server.config(f"gpu-{number}", "  ProxyJump bastion\n") for number in range(6)

@@ -354,9 +354,7 @@ def test_a_free_gpu_that_asks_for_repair_is_unhealthy(bench: Bench, name: str, s
     assert found[0].command.startswith("nvidia-smi")
 
 
-def test_the_baseline_is_what_was_recorded_for_this_driver(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_baseline_is_what_was_recorded_for_this_driver(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baseline, "SPAN_S", 0.2)
     bench.set(idle_bytes={"0": 400 * MIB})
     assert verify(bench.machine, accept_limited=True).verdict == NOT_CLEAN

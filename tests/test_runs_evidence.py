@@ -129,9 +129,7 @@ def test_a_spoilt_record_is_named_and_harms_no_other(store: RunStore, tmp_path: 
         assert name in states["one"].reason
 
 
-@pytest.mark.parametrize(
-    "record", [{}, {"pid": "x"}, {"boot_id": procfs.boot_id(), "id": "one", "pid": None}]
-)
+@pytest.mark.parametrize("record", [{}, {"pid": "x"}, {"boot_id": procfs.boot_id(), "id": "one", "pid": None}])
 def test_a_record_that_makes_no_sense_harms_no_other(
     store: RunStore, tmp_path: Path, record: dict[str, object]
 ) -> None:
@@ -149,9 +147,7 @@ def test_a_record_that_makes_no_sense_harms_no_other(
 def test_progress_is_read_and_a_torn_one_keeps_the_last(store: RunStore, tmp_path: Path) -> None:
     store.start(spec("one", "sleep", "100", out_dir=str(tmp_path / "not" / "there" / "yet")))
     path = tmp_path / "runs/one/progress.json"
-    path.write_text(
-        json.dumps(vars(Progress(at=time.time(), state="running", samples_done=5, tokens_total=9)))
-    )
+    path.write_text(json.dumps(vars(Progress(at=time.time(), state="running", samples_done=5, tokens_total=9))))
     run = store.get("one")
     assert run is not None
     assert run.progress is not None
@@ -172,9 +168,7 @@ def test_progress_is_read_and_a_torn_one_keeps_the_last(store: RunStore, tmp_pat
     assert (run.progress.samples_done, run.progress.state, run.reason) == (6, "running", "")
 
 
-def test_a_filesystem_that_hangs_keeps_nobody_waiting(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_filesystem_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     go = tmp_path / "go"
     monkeypatch.setattr(progress, "free_bytes", lambda _path: until(lambda: go.exists() and 42, 60))
     room = progress.DiskRoom("/somewhere")
@@ -190,9 +184,7 @@ def test_a_filesystem_that_hangs_keeps_nobody_waiting(
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "small"
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)], capture_output=True
-    )
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)], capture_output=True)
     if mounted.returncode:
         pytest.skip("a small filesystem cannot be mounted: " + mounted.stderr.decode().strip())
     yield folder
@@ -209,9 +201,7 @@ def fill(path: Path) -> None:
 def test_the_exit_status_is_recorded_on_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     stores = a_store(small_disk / "runs")
     store = next(stores)
-    run = store.start(
-        shell("one", f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; echo lost; exit 6")
-    )
+    run = store.start(shell("one", f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; echo lost; exit 6"))
     logged(store, "one", "up")
     fill(small_disk / "ballast")
     (tmp_path / "go").touch()

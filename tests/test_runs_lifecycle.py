@@ -35,9 +35,7 @@ def waits_for(path: Path, then: str) -> str:
     return f"echo up; until [ -e {path} ]; do sleep 0.02; done; {then}"
 
 
-@pytest.mark.parametrize(
-    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9), ("kill $$", -15)]
-)
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9), ("kill $$", -15)])
 def test_exit_status(store: RunStore, script: str, code: int) -> None:
     run = store.start(shell("one", script))
     assert run.state in ("running", "exited")
@@ -94,9 +92,7 @@ def test_what_the_child_inherits(store: RunStore, tmp_path: Path) -> None:
         (["true"], "/no/such/folder", "working folder /no/such/folder: No such file"),
     ],
 )
-def test_what_cannot_start_is_refused_in_words(
-    store: RunStore, argv: list[str], cwd: str, words: str
-) -> None:
+def test_what_cannot_start_is_refused_in_words(store: RunStore, argv: list[str], cwd: str, words: str) -> None:
     with pytest.raises(Refused) as refused:
         store.start(spec("one", *argv, cwd=cwd))
     assert refused.value.code == "cannot-start"
@@ -201,9 +197,7 @@ def test_a_slow_start_shows_as_starting(tmp_path: Path, monkeypatch: pytest.Monk
     until(lambda: store.poll() == [] and not store._slow)
 
 
-def test_what_is_still_starting_cannot_be_stopped_yet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_still_starting_cannot_be_stopped_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "ANSWER_S", 0.1)
     slow = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.02)"
     store = RunStore(machine(sys.executable, "-S", "-c", slow), str(tmp_path / "runs"))

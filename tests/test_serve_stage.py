@@ -65,15 +65,15 @@ def test_what_a_stage_leaves_out_is_left_to_the_launcher() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (SERVE, "ez.toml:1: stages.x: a stage of kind = \"serve\" needs `points`"),
+        (SERVE, 'ez.toml:1: stages.x: a stage of kind = "serve" needs `points`'),
         ("[stages.x]\nkind = 'serve'\npoints = [2]\n", "needs `model`"),
         (SERVE + "points = [2, 2]\n", "ez.toml:4: stages.x.points: a capture point stands here twice"),
         (SERVE + "points = [-1]\n", "stages.x.points[0]"),
         (SERVE + "points = [2]\ncommand = ['a']\n", "ez.toml:5: stages.x.command: a stage of kind"),
-        (SERVE + "points = [2]\ncorpus = 'c'\n", "stages.x.corpus: only a stage of kind = \"extract\""),
+        (SERVE + "points = [2]\ncorpus = 'c'\n", 'stages.x.corpus: only a stage of kind = "extract"'),
         (SERVE + "points = [2]\nport = 80\n", "stages.x.port"),
         (SERVE + "points = [2]\narguments = ['--x', '--host=0.0.0.0']\n", "arguments[1]: the stage sets --host itself"),
-        ("[stages.x]\ncommand = ['a']\ntp = 8\n", "stages.x.tp: only a stage of kind = \"serve\""),
+        ("[stages.x]\ncommand = ['a']\ntp = 8\n", 'stages.x.tp: only a stage of kind = "serve"'),
     ],
 )
 def test_mistakes_name_file_line_and_key(text: str, said: str) -> None:

@@ -106,9 +106,9 @@ def test_killed_and_resumed_every_state_is_the_models(scene: Scene, tmp_path: Pa
     assert (code, result["samples"], result["resumed"], result["failed"]) == (0, SAMPLES, there, []), errors
     lines = journal(tmp_path / "out")
     assert sorted(line["index"] for line in lines) == list(range(SAMPLES))
-    assert sorted(
-        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").glob("rows_*/*")
-    ) == (sorted(line["file"] for line in lines))
+    assert sorted(path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").glob("rows_*/*")) == (
+        sorted(line["file"] for line in lines)
+    )
     for line in lines:
         scene.check(tmp_path / "out", line)
     about = json.loads((tmp_path / "out" / layout.CONFIG_NAME).read_bytes())

@@ -29,9 +29,7 @@ print("eightzeros " + json.dumps(["%d.%d.%d" % sys.version_info[:3], missing]))
 """Finds modules without importing them. Of a dotted name only the first part can be looked for that way."""
 
 
-def check(
-    machine: Machine, requirements: Dict[str, Any], verify: Optional[Callable[[], Receipt]] = None
-) -> List[Gate]:
+def check(machine: Machine, requirements: Dict[str, Any], verify: Optional[Callable[[], Receipt]] = None) -> List[Gate]:
     """Check every requirement (docs/architecture.md, `requirements`) and return one gate for each.
 
     `verify` looks at the GPUs at this moment; a limited verdict opens the gate only with `accept_limited` in
@@ -71,9 +69,7 @@ def _safely(name: str, call: Callable[[], Any]) -> Any:
         return call()
     except Exception as error:  # whatever went wrong, a gate that cannot be read stays shut
         text = "%s: %s" % (type(error).__name__, printable(str(error), 300))
-        return Gate(
-            name, None, "could not be checked: " + text, "correct the stage, or look at the host by hand"
-        )
+        return Gate(name, None, "could not be checked: " + text, "correct the stage, or look at the host by hand")
 
 
 def _in_time(name: str, call: Callable[[], Optional[Gate]], patience_s: float = PATIENCE_S) -> Any:
@@ -105,9 +101,7 @@ def _clean(requirements: Dict[str, Any], verify: Optional[Callable[[], Receipt]]
         return Gate(name, True, "%d GPUs CLEAN" % len(receipt.after))
     if receipt.verdict == LIMITED:
         accepted = bool(requirements.get("accept_limited"))
-        return Gate(
-            name, accepted, detail, "" if accepted else "set accept_limited for this host, or verify as root"
-        )
+        return Gate(name, accepted, detail, "" if accepted else "set accept_limited for this host, or verify as root")
     if receipt.verdict in (NOT_CLEAN, UNHEALTHY):
         return Gate(name, False, detail, worst[0].action or "reset the host")
     return Gate(name, None, detail, "a GPU that cannot be read is not clean: see `nvidia-smi -q`")
@@ -139,9 +133,7 @@ def _room(path: str, wanted_bytes: int) -> Gate:
     if free < wanted:
         return Gate(name, False, detail, "free %.1f GiB on the disk of %s" % ((wanted - free) / GIB, parent))
     if not os.access(parent, os.W_OK | os.X_OK):
-        return Gate(
-            name, False, "%s; but this user may not write in %s" % (detail, parent), "chown or chmod it"
-        )
+        return Gate(name, False, "%s; but this user may not write in %s" % (detail, parent), "chown or chmod it")
     return Gate(name, True, detail)
 
 
@@ -152,9 +144,7 @@ def _program(program: str, modules: List[Any]) -> Gate:
     if found is None:
         there = os.path.isfile(os.path.expanduser(program))
         detail = "there, but not executable" if there else "not found on this host's PATH"
-        return Gate(
-            name, False, detail, "chmod +x it" if there else "install it, or name it by its whole path"
-        )
+        return Gate(name, False, detail, "chmod +x it" if there else "install it, or name it by its whole path")
     if "python" not in os.path.basename(found) and not modules:
         return Gate(name, True, found)
     words = [str(module) for module in modules]
@@ -164,19 +154,13 @@ def _program(program: str, modules: List[Any]) -> Gate:
             stderr=subprocess.PIPE, timeout=PATIENCE_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Gate(
-            name, None, "%s did not answer within %.0f s" % (found, PATIENCE_S), "try: %s -c pass" % found
-        )
+        return Gate(name, None, "%s did not answer within %.0f s" % (found, PATIENCE_S), "try: %s -c pass" % found)
     except OSError as error:
-        return Gate(
-            name, False, "%s: %s" % (found, error.strerror), "its interpreter or libraries are missing"
-        )
+        return Gate(name, False, "%s: %s" % (found, error.strerror), "its interpreter or libraries are missing")
     return _interpreter(name, found, done, words)
 
 
-def _interpreter(
-    name: str, found: str, done: "subprocess.CompletedProcess[bytes]", modules: List[str]
-) -> Gate:
+def _interpreter(name: str, found: str, done: "subprocess.CompletedProcess[bytes]", modules: List[str]) -> Gate:
     """Read what the interpreter answered."""
     lines = done.stdout.decode("utf-8", "replace").split("\n")
     said = [line.partition(" ")[2] for line in lines if line.startswith("eightzeros ")]

@@ -94,14 +94,10 @@ class RunStore:
             raise Refused("not-started", "run %s is still being started" % run_id, "ask again in a moment")
         folder = self._folder(run_id)
         try:
-            write_json(
-                os.path.join(folder, runfiles.STOP), {"schema": SCHEMA, "at": time.time(), "grace_s": grace_s}
-            )
+            write_json(os.path.join(folder, runfiles.STOP), {"schema": SCHEMA, "at": time.time(), "grace_s": grace_s})
         except OSError:
             pass  # on a full disk the supervisor takes the run's own grace
-        asked = run.supervised and runtree.signal_process(
-            run.supervisor_pid, run.supervisor_start, signal.SIGTERM
-        )
+        asked = run.supervised and runtree.signal_process(run.supervisor_pid, run.supervisor_start, signal.SIGTERM)
         if not asked:
             self._launch(folder, {"end": True}, None)
         run = self.get(run_id) or run
@@ -114,9 +110,7 @@ class RunStore:
         run = self.get(run_id)
         if run is None:
             raise Refused("not-found", "there is no run `%s` on this host" % run_id)
-        return read_log(
-            os.path.join(self._folder(run_id), runfiles.LOG), offset, limit, run.state in RUN_ENDED
-        )
+        return read_log(os.path.join(self._folder(run_id), runfiles.LOG), offset, limit, run.state in RUN_ENDED)
 
     def poll(self) -> List[Run]:
         """Return the runs that are new or changed since the last poll; ended ones are not read again."""
@@ -208,9 +202,7 @@ class RunStore:
 
     def _launch(self, folder: str, order: Dict[str, Any], lock: Optional[int]) -> None:
         """Start a supervisor, hand it its order and wait for its answer. Raises Refused: `cannot-start`."""
-        log = os.open(
-            os.path.join(folder, runfiles.LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        log = os.open(os.path.join(folder, runfiles.LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         argv = [*self._relaunch, "supervise", folder]
         try:
             supervisor = subprocess.Popen(
@@ -218,9 +210,7 @@ class RunStore:
                 pass_fds=() if lock is None else (lock,),
             )  # fmt: skip
         except OSError as error:
-            raise Refused(
-                "cannot-start", "%s: %s" % (argv[0], error.strerror), "is the agent whole?"
-            ) from None
+            raise Refused("cannot-start", "%s: %s" % (argv[0], error.strerror), "is the agent whole?") from None
         finally:
             os.close(log)
         try:
@@ -236,9 +226,7 @@ class RunStore:
         if problem:
             raise Refused("cannot-start", str(problem.get("message")), str(problem.get("hint")))
         if not said:
-            tail = (
-                read_log(os.path.join(folder, runfiles.LOG), -1, 1000, True)["text"].strip().split("\n")[-1]
-            )
+            tail = read_log(os.path.join(folder, runfiles.LOG), -1, 1000, True)["text"].strip().split("\n")[-1]
             raise Refused("cannot-start", "the supervisor ended at once: %s" % (tail or "no word of why"),
                           "the run's log says more: %s" % os.path.join(folder, runfiles.LOG))  # fmt: skip
 
@@ -287,9 +275,7 @@ class RunStore:
             if os.path.exists(os.path.join(folder, runfiles.RUN)) and not problem:
                 return self._read(run_id)  # written between the two looks
             run.state = "failed"
-            run.reason = (
-                broken or problem or str(ended.get("reason") or "its starter died before it was started")
-            )
+            run.reason = broken or problem or str(ended.get("reason") or "its starter died before it was started")
             run.ended_at = float(ended.get("at") or _last_sign(folder, run.started_at))
         return run
 
@@ -329,11 +315,7 @@ def _check(spec: RunSpec) -> None:
     if not words or not spec.argv[0] or any("\0" in word for word in spec.argv):
         raise Refused("bad-spec", "run %s: `argv` must be a list of words that names a program" % spec.id)
     if not isinstance(spec.env, dict) or not all(
-        isinstance(name, str)
-        and isinstance(value, str)
-        and name
-        and "=" not in name
-        and "\0" not in name + value
+        isinstance(name, str) and isinstance(value, str) and name and "=" not in name and "\0" not in name + value
         for name, value in spec.env.items()
     ):
         raise Refused("bad-spec", "run %s: `env` must map names to text" % spec.id)

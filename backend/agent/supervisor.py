@@ -120,9 +120,7 @@ class Supervisor:
         run.supervisor_pid, run.supervisor_start = me.pid, me.start_ticks
         run.boot_id, run.started_at = procfs.boot_id(), time.time()
         kept = {name: value for name, value in vars(run).items() if name not in ("progress", "log_bytes")}
-        return dict(
-            kept, host=spec["host"], pid_namespace=runfiles.pid_namespace(), oom_where=where, oom_kills=kills
-        )
+        return dict(kept, host=spec["host"], pid_namespace=runfiles.pid_namespace(), oom_where=where, oom_kills=kills)
 
     def _watch(self) -> None:
         """Wait until the main process has ended and, where it was asked to stop, all that belongs to it."""
@@ -213,9 +211,7 @@ def _become(order: Dict[str, Any], run_dir: str, gate: int, error: int) -> NoRet
         os.setsid()
         _default_signals()
         null = os.open(os.devnull, os.O_RDONLY)
-        log = os.open(
-            os.path.join(run_dir, runfiles.LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        log = os.open(os.path.join(run_dir, runfiles.LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         for target, source in ((0, null), (1, log), (2, log)):
             os.dup2(source, target)
         _close_all_but({0, 1, 2, gate, error})

@@ -150,9 +150,7 @@ class Canary:
         if engine.info.get("load_format") != "dummy":
             head = modelfolder.head(engine.folder, text)
         if isinstance(head, str) or not answer.output_ids:
-            self.found["head"] = (
-                f"not checked: {head if isinstance(head, str) else 'the server returned no token'}"
-            )
+            self.found["head"] = f"not checked: {head if isinstance(head, str) else 'the server returned no token'}"
             return
         rows = to_float32(staged.last)[-SURPRISE_ROWS:]
         logits = head.logits(rows)
@@ -170,9 +168,7 @@ class Canary:
 
     def _surprise(self, logits: NDArray[np.float32]) -> None:
         """See whether the model knows such text at all: ids of another tokenizer are noise to it."""
-        following = (
-            np.asarray(self._prompt[-(logits.shape[0] - 1) :]) if logits.shape[0] > 1 else np.zeros(0, int)
-        )
+        following = np.asarray(self._prompt[-(logits.shape[0] - 1) :]) if logits.shape[0] > 1 else np.zeros(0, int)
         if following.size < SHORT_TOKENS:
             return
         logs = logits[:-1].astype(np.float64)

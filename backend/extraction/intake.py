@@ -27,9 +27,7 @@ def states_of(staged: Staged, ids: Sequence[int], hidden_size: int, points: Sequ
         raise BadStates(f"{staged.ids.size} rows were captured of {len(ids)} tokens")
     if not np.array_equal(staged.ids, np.asarray(ids, np.int64)):
         first = int(np.argmax(staged.ids != np.asarray(ids, np.int64)))
-        raise BadStates(
-            f"the rows are of other tokens, from place {first} on: {staged.ids[first]}, not {ids[first]}"
-        )
+        raise BadStates(f"the rows are of other tokens, from place {first} on: {staged.ids[first]}, not {ids[first]}")
     for what, found, wanted in (
         ("capture points", staged.points, list(points)),
         ("effective layers", staged.effective_layers, list(points)),

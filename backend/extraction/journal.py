@@ -214,7 +214,5 @@ def _entry(path: str, number: int, raw: bytes, suffix: str) -> Entry:
     except (KeyError, TypeError, ValueError) as error:
         raise JournalError(f"{path}: line {number} is no sample of this version: {error!r}") from None
     if entry.file != expected:
-        raise JournalError(
-            f"{path}: line {number} names {entry.file!r} for sample {entry.index}, not {expected}"
-        )
+        raise JournalError(f"{path}: line {number} names {entry.file!r} for sample {entry.index}, not {expected}")
     return entry

@@ -54,9 +54,7 @@ class Ledger:
 
     def size_bytes(self, index: int) -> int:
         """Return the exact size of a sample's file."""
-        return shard_bytes(
-            index, self.corpus.tokens(index), self.engine.hidden_size, len(self.engine.capture_points)
-        )
+        return shard_bytes(index, self.corpus.tokens(index), self.engine.hidden_size, len(self.engine.capture_points))
 
     def count(self) -> None:
         """Set the totals, exactly: a file's size follows from its number and its tokens."""

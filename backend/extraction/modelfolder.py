@@ -12,6 +12,7 @@ import numpy as np
 
 from backend.extraction.bfloat16 import to_float32
 from backend.extraction.engines import EngineRefused
+from backend.extraction.modelshape import language_model, locate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,21 +38,10 @@ class _Place(NamedTuple):
 
 def find(name: str) -> str:
     """Return the folder of a model: a path, or what the Hugging Face cache of this user has. Raises EngineRefused."""
-    if os.path.isfile(os.path.join(name, "config.json")):
-        return name
-    home = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
-    cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
-    snapshots = os.path.join(cache, "models--" + name.replace("/", "--"), "snapshots")
-    try:
-        found = [os.path.join(snapshots, entry) for entry in os.listdir(snapshots)]
-    except OSError:
-        found = []
-    found = [folder for folder in found if os.path.isfile(os.path.join(folder, "config.json"))]
-    if not found:
-        raise EngineRefused(
-            f"{name}: no config.json of this model on this host; name its folder with --model"
-        )
-    return max(found, key=os.path.getmtime)
+    folder = locate(name)
+    if not folder:
+        raise EngineRefused(f"{name}: no config.json of this model on this host; name its folder with --model")
+    return folder
 
 
 def text_config(folder: str) -> dict[str, Any]:
@@ -60,15 +50,11 @@ def text_config(folder: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-        text = next(
-            (found[key] for key in ("text_config", "llm_config") if isinstance(found.get(key), dict)), found
-        )
+        text = language_model(found)
         return {"tie_word_embeddings": found.get("tie_word_embeddings", False), **text,
                 "hidden_size": int(text["hidden_size"]), "vocab_size": int(text["vocab_size"])}  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EngineRefused(
-            f"{path}: no model configuration with hidden_size and vocab_size: {error!r}"
-        ) from None
+        raise EngineRefused(f"{path}: no model configuration with hidden_size and vocab_size: {error!r}") from None
 
 
 def digest(folder: str) -> str:

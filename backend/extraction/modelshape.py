@@ -60,7 +60,7 @@ def read_shape(folder: str) -> Shape:
     names = outer.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ShapeError(f"{path}: `architectures` names none")
-    text = _language_model(outer)
+    text = language_model(outer)
     return Shape(
         names[0],
         _number(path, text, "num_hidden_layers", "n_layer", "num_layers"),
@@ -70,12 +70,12 @@ def read_shape(folder: str) -> Shape:
     )
 
 
-def _language_model(config: dict[str, Any]) -> dict[str, Any]:
+def language_model(config: dict[str, Any]) -> dict[str, Any]:
     """Return the part that describes the language model, however deep it lies."""
     for name in INNER:
         inner = config.get(name)
         if isinstance(inner, dict):
-            return _language_model(inner)
+            return language_model(inner)
     return config
 
 

@@ -107,9 +107,7 @@ class Pipeline:
         while self._flights.under_way and time.monotonic() < end and not self._gone and not self._full:
             self._step()
             self._tell()
-        while self._committing or any(
-            f.staged is not None and not f.written for f in self._flights.under_way.values()
-        ):
+        while self._committing or any(f.staged is not None and not f.written for f in self._flights.under_way.values()):
             if self._full:
                 break
             self._step()
@@ -158,9 +156,7 @@ class Pipeline:
         self._lost()
         self._commit_if_due()
 
-    def _start(
-        self, pool: ThreadPoolExecutor, action: Callable[[], Any], what: Callable[[Future[Any]], None]
-    ) -> None:
+    def _start(self, pool: ThreadPoolExecutor, action: Callable[[], Any], what: Callable[[Future[Any]], None]) -> None:
         future = pool.submit(action)
         future.add_done_callback(lambda done: self._events.put(_Done(what, done)))
 
@@ -230,9 +226,7 @@ class Pipeline:
         if error is None:
             flight.written = True
             self._has_room()
-            self._reporter.progress.shard = layout.shard_path(
-                flight.index, self._ledger.journal.header.suffix
-            )
+            self._reporter.progress.shard = layout.shard_path(flight.index, self._ledger.journal.header.suffix)
         elif isinstance(error, DiskFull):
             self._roomless.append(flight)
             self._is_full(str(error), flight.file_bytes)

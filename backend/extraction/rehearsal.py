@@ -53,17 +53,13 @@ def judge(ledger: Ledger, wanted: Sequence[int], state: str, seconds: float, sto
     if left and not samples and not ledger.failed:
         reasons.append("nothing was extracted, so that there is no rate")
     if state != "done" and not ledger.failed:
-        reasons.append(
-            "it was stopped before its end" if stopped else f"it ended before its time: {p.message}"
-        )
+        reasons.append("it was stopped before its end" if stopped else f"it ended before its time: {p.message}")
     remarks = []
     if p.staging_bound_bytes and p.staging_high_bytes > STAGING_SHARE * p.staging_bound_bytes:
         remarks.append(f"the staging folder was filled to {p.staging_high_bytes / GIB:.2f} GiB of "
                        f"{p.staging_bound_bytes / GIB:.2f} GiB: the disk is slower than the server")  # fmt: skip
     if seconds > 0 and p.capture_wait_s > WAIT_SHARE * seconds:
-        remarks.append(
-            f"the server waited {p.capture_wait_s:.1f} s of {seconds:.1f} s for states to be taken"
-        )
+        remarks.append(f"the server waited {p.capture_wait_s:.1f} s of {seconds:.1f} s for states to be taken")
     if p.requests_repeated:
         remarks.append(f"{p.requests_repeated} requests were sent again")
     return {**found, "go": not reasons, "reasons": reasons, "remarks": remarks}

@@ -65,9 +65,7 @@ def _named(corpus: Corpus, only: str) -> list[int]:
     if lacking or not chosen:
         more = f" and {len(lacking) - MAX_LISTED} more" if len(lacking) > MAX_LISTED else ""
         listed = ", ".join(lacking[:MAX_LISTED]) + more
-        raise SelectionError(
-            f"--only: not in the corpus: {listed or only}; name ids, #INDEX from 0, or a file of them"
-        )
+        raise SelectionError(f"--only: not in the corpus: {listed or only}; name ids, #INDEX from 0, or a file of them")
     return sorted(chosen)
 
 

@@ -31,9 +31,7 @@ class Senders:
     def __init__(self, engine: SglangEngine, number: int, events: queue.SimpleQueue[Any]) -> None:
         self._engine, self._events = engine, events
         self._jobs: queue.SimpleQueue[tuple[str, Sequence[int]] | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"send-{n}", daemon=True) for n in range(number)
-        ]
+        self._threads = [threading.Thread(target=self._work, name=f"send-{n}", daemon=True) for n in range(number)]
         for thread in self._threads:
             thread.start()
 

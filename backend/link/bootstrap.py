@@ -33,9 +33,7 @@ class Archive:
     tree: str = ""
 
 
-def pack_agent(
-    entry: str = "backend.agent", extra_modules: Iterable[str] = (), argv: Sequence[str] = ()
-) -> Archive:
+def pack_agent(entry: str = "backend.agent", extra_modules: Iterable[str] = (), argv: Sequence[str] = ()) -> Archive:
     """Pack the agent with pynvml. `entry` is a package whose module `main` has `main(argv)`, or a module that
     has it.
 

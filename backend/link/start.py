@@ -48,7 +48,7 @@ def command_line(archive: Archive, python: str, nonce: str) -> str:
     home, rest = ('"$HOME"/', python[2:]) if python.startswith("~/") else ("", python)
     return (
         f'P={home}{shlex.quote(rest)}; command -v "$P" >/dev/null 2>&1 || '
-        f'{{ echo; echo {nonce} NONE; exit 127; }}; '
+        f"{{ echo; echo {nonce} NONE; exit 127; }}; "
         f'exec "$P" -E -s -S -c "{LOADER}" {packed} {shlex.join(words)}'
     )
 

@@ -92,9 +92,7 @@ class Pickled:
             self.storages.append(held)
         stride = tensor.stride if tensor.stride is not None else strides(tensor.shape)
         classic = tensor.dtype in CLASS_OF
-        self.data += (
-            b"ctorch._utils\n_rebuild_tensor_" + (b"v2\n" if classic else b"v3\n") + b"((" + scalar("storage")
-        )
+        self.data += b"ctorch._utils\n_rebuild_tensor_" + (b"v2\n" if classic else b"v3\n") + b"((" + scalar("storage")
         kind = f"ctorch\n{CLASS_OF[tensor.dtype]}\n" if classic else "ctorch.storage\nUntypedStorage\n"
         self.data += kind.encode() + scalar(held.key) + scalar("cpu")
         self.data += scalar(len(held.data) // (ITEM_BYTES[tensor.dtype] if classic else 1)) + b"tQ"
@@ -188,9 +186,7 @@ def save_sparse(path: Path, tensors: list[T]) -> None:
     assert os.path.getsize(path) == fmt.file_bytes(placed)
 
 
-def save_safetensors(
-    path: Path, header: Any, data: bytes = b"", pad: int = 0, length: int | None = None
-) -> None:
+def save_safetensors(path: Path, header: Any, data: bytes = b"", pad: int = 0, length: int | None = None) -> None:
     """Write a header (an object, or bytes as they are) and the data behind it."""
     raw = (header if isinstance(header, bytes) else json.dumps(header).encode()) + b" " * pad
     path.write_bytes(struct.pack("<Q", len(raw) if length is None else length) + raw + data)

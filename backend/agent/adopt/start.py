@@ -38,9 +38,7 @@ def prepare_adopt(machine: Machine, args: Dict[str, Any]) -> RunSpec:
         order["pid_start"] = found.start_ticks
     label = str(args.get("label") or "") or os.path.basename(out.rstrip("/"))
     argv = [*machine.relaunch, STAGE, json.dumps(order)]
-    return RunSpec(
-        str(args.get("id") or ""), STAGE, argv, label="%s (adopted)" % label, out_dir=out, adopted=True
-    )
+    return RunSpec(str(args.get("id") or ""), STAGE, argv, label="%s (adopted)" % label, out_dir=out, adopted=True)
 
 
 def _path(args: Dict[str, Any], name: str) -> str:

@@ -279,5 +279,3 @@ def _say(text: str) -> None:
         sys.stdout.flush()
     except (OSError, ValueError):
         pass
-
-

@@ -111,9 +111,7 @@ class SglangEngine:
         config = self._hook()
         points = tuple(config.points)
         if self.settings.points and self.settings.points != points:
-            raise EngineRefused(
-                f"the server captures the points {list(points)}, not {list(self.settings.points)}"
-            )
+            raise EngineRefused(f"the server captures the points {list(points)}, not {list(self.settings.points)}")
         if not self.info.get("disable_radix_cache"):
             raise EngineRefused(
                 "the server's prefix cache is on, so that rows of repeated beginnings would be missing: "
@@ -152,9 +150,7 @@ class SglangEngine:
             fcntl.flock(self._reader, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.staging.clear()
         except BlockingIOError:
-            raise EngineRefused(
-                f"another extraction reads the states of {self.settings.url}: stop it first"
-            ) from None
+            raise EngineRefused(f"another extraction reads the states of {self.settings.url}: stop it first") from None
         except OSError as error:
             raise EngineRefused(f"the staging folder {self.staging.folder} cannot be used: {error}") from None
 
@@ -167,9 +163,7 @@ class SglangEngine:
             self.capture_points = points  # of what is written
             raise EngineRefused(f"the server came back with other capture points: {said}")
         if self._identity() != self.model:
-            raise EngineRefused(
-                f"the server came back with another model: {self._identity()}, not {self.model}"
-            )
+            raise EngineRefused(f"the server came back with another model: {self._identity()}, not {self.model}")
         if place != (self.capture.run, self.staging.folder):  # a run of its own each time it is launched
             os.close(self._reader)
             self._reader = -1
@@ -212,11 +206,7 @@ class SglangEngine:
         """Remove what requests of an earlier reader left after it was killed: their server knew nothing of it."""
         mine, run = f"{self.capture.run}-{self.session}-", f"{self.capture.run}-"
         for entry in os.scandir(self.staging.folder):
-            if (
-                entry.name.startswith(run)
-                and not entry.name.startswith(mine)
-                and entry.name.endswith(".states")
-            ):
+            if entry.name.startswith(run) and not entry.name.startswith(mine) and entry.name.endswith(".states"):
                 try:
                     if time.time() - entry.stat().st_mtime > ORPHAN_S:
                         os.unlink(entry.path)
@@ -243,13 +233,9 @@ class SglangEngine:
         about = about if isinstance(about, dict) else {}
         ending = about.get("finish_reason")
         if isinstance(ending, dict) and ending.get("type") == "abort":
-            raise Rejected(
-                f"the server gave it up: {printable(str(ending.get('message')), 300)}", final=False
-            )
+            raise Rejected(f"the server gave it up: {printable(str(ending.get('message')), 300)}", final=False)
         if str(about.get("id", rid)) != rid:
-            raise Rejected(
-                f"the server answered another request, {printable(str(about.get('id')), 100)}", final=False
-            )
+            raise Rejected(f"the server answered another request, {printable(str(about.get('id')), 100)}", final=False)
         ids = said.get("output_ids")
         return Answer(
             ids if isinstance(ids, list) else [],
@@ -272,9 +258,7 @@ class SglangEngine:
             self._drop(connection)
             if isinstance(error, TimeoutError):
                 raise Rejected(f"the server did not answer within {timeout_s:g} s", final=False) from None
-            raise ServerGone(
-                f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            ) from None
+            raise ServerGone(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from None
         if response.will_close:
             self._drop(connection)
         self._connections.used_at = time.monotonic()
