@@ -65,7 +65,7 @@ def test_what_the_child_inherits(store: RunStore, tmp_path: Path) -> None:
         "import os, signal, json; print(json.dumps({"
         "'fds': sorted(int(n) for n in os.listdir('/proc/self/fd')), 'stdin': os.readlink('/proc/self/fd/0'),"
         "'status': {l.split(':')[0]: l.split()[1] for l in open('/proc/self/status') if l.startswith('Sig')},"
-        "'env': {k: v for k, v in os.environ.items() if 'EIGHT' in k or 'PYTHONUN' in k or k == 'GIVEN'},"
+        "'env': {k: v for k, v in os.environ.items() if 'EIGHTZEROS_RUN' in k or 'PYTHONUN' in k or k == 'GIVEN'},"
         "'cwd': os.getcwd()}))"
     )
     store.start(spec("one", sys.executable, "-S", "-c", script, env={"GIVEN": "x y"}, cwd=str(tmp_path)))

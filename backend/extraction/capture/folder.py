@@ -72,11 +72,18 @@ class Folder:
             oldest = time.monotonic() - self._config.stale_s
             for request in list(self._receiving.values()):
                 if request.left and os.path.basename(request.path) not in names:
-                    self._counters.abandoned += 1
-                    self._drop(request)
+                    self.let_go(request)
                 elif request.touched < oldest:
                     self.fail(request.rid, f"no further rows came for {self._config.stale_s:g} s", request)
             self._count()
+
+    def let_go(self, request: Request) -> None:
+        """Count a request as given up by the reader, who removed its file: no failure of it, and told to nobody."""
+        with self.lock:
+            if not request.dropped:
+                self._counters.abandoned += 1
+                self._drop(request)
+                self._count()
 
     def receiving(self, rid: str) -> Request | None:
         """Return the request that is being received under this id."""

@@ -146,6 +146,8 @@ class Sink:
                         raise problem
                     if not part.request.dropped:
                         self._write(piece, part)
+                except FileNotFoundError:
+                    self._folder.let_go(part.request)
                 except Exception as error:
                     self._folder.fail(part.request.rid, words(error), part.request)
             self._folder.queue(-1)
