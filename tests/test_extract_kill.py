@@ -80,8 +80,9 @@ class Scene:
         assert list((self._folder / "staging").glob(f"{RUN}-*")) == []
 
 
-def kill_at(folder: Path, moments: int, seed: int) -> list[str]:
-    """Kill that often, checking each time that the journal only grew; return whom."""
+def kill_at(folder: Path, moments: int, seed: int, every: int = 4) -> list[str]:
+    """Kill that often, checking each time that the journal only grew, and at the end every so many records;
+    return whom."""
     chance, killed, kept = random.Random(seed), [], 0
     scene = Scene(folder)
     try:
@@ -100,7 +101,7 @@ def kill_at(folder: Path, moments: int, seed: int) -> list[str]:
                 scene.server = scene.serve()
             if whom != "server":
                 scene.client = scene.extract()
-        scene.check(every=4)
+        scene.check(every)
     finally:
         scene.close()
     return killed
@@ -117,7 +118,7 @@ def test_fifty_kills(tmp_path: Path) -> None:
     for seed in range(100):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        killed += kill_at(folder, 8, seed)
+        killed += kill_at(folder, 8, seed, every=1)
         if len(killed) >= 50:
             break
     assert {whom: killed.count(whom) >= 5 for whom in set(killed)} == {
