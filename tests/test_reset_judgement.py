@@ -55,6 +55,7 @@ def test_a_baseline_is_the_median_and_void_under_another_driver() -> None:
     assert DRIVER in void.said
     assert baseline.in_words(stored, GPUS).startswith("recorded 20")
     assert baseline.in_words(stored, replace(GPUS, driver="595.1")).startswith("none: ")
+    assert baseline.in_words(baseline.load(), replace(GPUS, gpus=[])) == "none: the driver lists no GPU"
 
 
 def test_a_failed_reading_is_no_baseline() -> None:

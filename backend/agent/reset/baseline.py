@@ -78,6 +78,8 @@ def limit(stored: Dict[str, Any], uuid: str, driver: str) -> Limit:
 
 def in_words(stored: Dict[str, Any], inventory: Inventory) -> str:
     """Say whether the baseline covers this host's GPUs."""
+    if not inventory.gpus:
+        return "none: the driver lists no GPU"
     missing = [gpu.index for gpu in inventory.gpus if limit(stored, gpu.uuid, inventory.driver).baseline_bytes is None]
     if not missing:
         return "recorded " + time.strftime("%Y-%m-%d %H:%M", time.localtime(stored["recorded_at"]))
