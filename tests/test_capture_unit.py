@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="needs torch in the test environment
 from backend.extraction.capture.config import Config  # noqa: E402
 from backend.extraction.capture.folder import HEADER_BYTES  # noqa: E402
 from backend.extraction.capture.hook import Capture  # noqa: E402
+from backend.extraction.capture.sink import Sink  # noqa: E402
 from backend.extraction.staging import Staging  # noqa: E402
 from tests.capturing import HIDDEN, POINTS, RUN, WIDTH, Rows, Server, Stack, check, pass_of  # noqa: E402
 from tests.waiting import until  # noqa: E402
@@ -294,6 +295,24 @@ def test_a_cancelled_request_is_let_go_in_time(serve: Callable[..., Server], rea
     assert failure(reader, rid) == "no further rows came for 0.1 s"
     assert not [name for name in os.listdir(folder) if "part" in name]
     assert server.hook.counters.staged_bytes == 0
+
+
+def test_the_ids_are_those_of_the_pass_though_its_buffer_is_filled_again(
+    serve: Callable[..., Server], reader: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang's eager runner keeps input_ids in one buffer; the next pass fills it while ours is being copied."""
+    server, rid = serve(slot_bytes=5 * ROW_BYTES), reader.rid(1, 0, 20)
+    batch, aux, last = pass_of(Rows(rid, 20))
+    send = Sink.send
+
+    def overtaken(sink: Sink, *args: Any) -> None:
+        batch.input_ids.zero_()
+        send(sink, *args)
+
+    monkeypatch.setattr(Sink, "send", overtaken)
+    with torch.inference_mode():
+        server.hook(server.stack, (batch.input_ids, None, batch), (last, aux))
+    check(reader, rid)
 
 
 def test_many_clients_and_random_chunks(serve: Callable[..., Server], reader: Staging) -> None:

@@ -71,7 +71,7 @@ class _Pass:
             ids, aux, last = self._sources
             rows = [point[first:end] for point in aux]
             states = rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
-            self._sink.send(parts, [ids[first:end].to(torch.int64), states, last[first:end]], self.deadline)
+            self._sink.send(parts, [ids[first:end], states, last[first:end]], self.deadline)
         except Exception as problem:
             for part in parts:
                 self._folder.fail(part.request.rid, words(problem), part.request)
@@ -184,7 +184,8 @@ class Capture:
         if have < at:
             raise Refused(f"the pass gave {have} rows for requests of {at}: is it split over ranks?")
         sink = self._sink_for(aux, last)
-        work = _Pass(sink, self._folder, [batch.input_ids, aux, last], time.monotonic() + self._config.patience_s)
+        ids = batch.input_ids.to(torch.int64, copy=True)  # SGLang may keep them in a buffer that the next pass fills
+        work = _Pass(sink, self._folder, [ids, aux, last], time.monotonic() + self._config.patience_s)
         for part in ours:
             try:
                 self._receive(work, sink.form, part)
