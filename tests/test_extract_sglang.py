@@ -263,6 +263,29 @@ def test_a_stop_gives_up_what_does_not_end(tmp_path: Path) -> None:
     assert (code, json.loads(printed)["samples"], staged(tmp_path)) == (128 + signal.SIGTERM, 10, [])
 
 
+def test_signals_at_any_moment_never_hold_up_the_end(tmp_path: Path) -> None:
+    """A get with a timeout on queue.SimpleQueue waits for ever where a signal comes at its deadline (CPython 3.11)."""
+    write_corpus(tmp_path / "c.jsonl", 20)
+    faults = Faults(lambda index, attempt: "hang" if attempt and index >= 10 else "")
+    with serving(tmp_path, faults) as server:
+        client = start(tmp_path / "c.jsonl", tmp_path / "out", "--engine", "sglang", "--server", server.url,
+                       "--drain", "3", "--json")  # fmt: skip
+        until(lambda: len(journal(tmp_path / "out")) == 10)
+
+        sent = 0
+
+        def ended() -> bool:
+            nonlocal sent
+            sent += 1
+            if sent < 600:  # then it drains still
+                client.terminate()
+            return client.poll() is not None
+
+        until(ended, 40.0, 0.0005)
+        code, _, _ = finish(client)
+    assert code == 128 + signal.SIGTERM
+
+
 def test_a_full_disk_pauses_and_goes_on(
     extracted: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

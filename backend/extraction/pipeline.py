@@ -56,7 +56,8 @@ class Pipeline:
     def __init__(self, engine: SglangEngine, ledger: Ledger, options: Options) -> None:
         self._engine, self._ledger, self._options, self._reporter = engine, ledger, options, ledger.reporter
         self._writer = ShardWriter(ledger.out, ledger.journal, engine.hidden_size, len(engine.capture_points))
-        self._events: queue.SimpleQueue[Ended | _Done] = queue.SimpleQueue()
+        # No SimpleQueue: a signal at the deadline of its get makes it wait for ever (CPython 3.11).
+        self._events: queue.Queue[Ended | _Done] = queue.Queue()
         self._flights = Flights(ledger.missing)
         self._staging = StagingWatch(engine, ledger.reporter)
         self._disk, self._stall = DiskWatch(ledger.out), StallWatch(options.stall_s)

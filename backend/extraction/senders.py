@@ -28,7 +28,7 @@ class Ended:
 class Senders:
     """As many threads as requests may be in flight."""
 
-    def __init__(self, engine: SglangEngine, number: int, events: queue.SimpleQueue[Any]) -> None:
+    def __init__(self, engine: SglangEngine, number: int, events: queue.Queue[Any]) -> None:
         self._engine, self._events = engine, events
         self._jobs: queue.SimpleQueue[tuple[str, Sequence[int]] | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._work, name=f"send-{n}", daemon=True) for n in range(number)]

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import FrameType
 
 
+SLICE_S = 0.05
+
+
 class Stop:
-    """Remembers the first signal; a further one changes nothing."""
+    """Remembers the first signal; a further one changes nothing.
+
+    The handler takes no lock: it runs between two steps of the thread that may hold it (threading.Event would).
+    """
 
     def __init__(self) -> None:
         self.signal = 0
-        self._event = threading.Event()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -29,12 +35,14 @@ class Stop:
 
     def _asked(self, number: int, _frame: FrameType | None) -> None:
         self.signal = self.signal or number
-        self._event.set()
 
     def asked(self) -> bool:
         """Say whether someone wants this to end."""
-        return self._event.is_set()
+        return bool(self.signal)
 
     def wait(self, seconds: float) -> bool:
         """Wait, or less where someone wants this to end; say whether someone does."""
-        return self._event.wait(seconds)
+        end = time.monotonic() + seconds
+        while not self.signal and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, SLICE_S))
+        return self.asked()
