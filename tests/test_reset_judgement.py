@@ -10,6 +10,7 @@ import pytest
 
 from backend.agent.reset import baseline, health, verdict
 from backend.agent.reset.clearance import GpuState
+from backend.agent.reset.finding import WARN, Finding
 from backend.agent.reset.plan import digest, hours
 from backend.agent.reset.protect import protected
 from backend.wire import (
@@ -92,8 +93,19 @@ def test_a_record_that_could_not_be_read_limits_and_one_not_offered_does_not() -
     assert health.unread({**readings, "recovery_action": NOT_SUPPORTED}) == []
     said = health.unread({**readings, "recovery_action": failed("no permission (NVML 4)")})
     assert said == ["recovery action: no permission (NVML 4)"]
-    judged = verdict.judge(state(), {}, {**readings, "recovery_action": failed("no permission (NVML 4)")})
-    assert judged.verdict == LIMITED
+    assert verdict.judge(state(), [], said).verdict == LIMITED
+
+
+def test_a_warning_is_said_and_leaves_the_verdict_as_it_is() -> None:
+    warning = Finding("its link has 8 lanes of 16", "reseat it", "nvidia-smi -q", WARN)
+    judged = verdict.judge(state(), [warning])
+    assert (judged.verdict, judged.action) == (CLEAN, "")
+    assert judged.reason.endswith("; warning: its link has 8 lanes of 16")
+    assert judged.findings == [warning._asdict()]
+    judged = verdict.judge(state(), [warning, Finding("a fault", "mend it", "look")])
+    assert (judged.verdict, judged.action, judged.command) == (UNHEALTHY, "mend it", "look")
+    assert "a fault" in judged.reason
+    assert "warning: its link" in judged.reason
 
 
 OFFERED: health.Readings = dict.fromkeys(
@@ -112,7 +124,7 @@ OFFERED: health.Readings = dict.fromkeys(
 def test_the_worst_of_a_gpu_is_its_verdict_and_every_reason_is_said(
     changes: dict[str, Any], readings: health.Readings, word: str
 ) -> None:
-    judged = verdict.judge(state(**changes), OFFERED, {**OFFERED, **readings})
+    judged = verdict.judge(state(**changes), health.findings("GPU-a", OFFERED, {**OFFERED, **readings}))
     assert judged.verdict == word
     assert judged.command
     for reason in [*changes.get("why", []), *changes.get("limited", [])]:

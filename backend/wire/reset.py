@@ -60,7 +60,11 @@ class Plan:
 
 @dataclass
 class GpuVerdict:
-    """What one GPU is, why, and the command that shows the same by hand."""
+    """What one GPU is, why, and the command that shows the same by hand.
+
+    `findings` is everything that was found about its health: {reason, action, command, level}, where level is
+    "fail" or, for what leaves the verdict as it is, "warn".
+    """
 
     index: int
     uuid: str
@@ -70,6 +74,7 @@ class GpuVerdict:
     command: str = ""
     used_bytes: Reading = NOT_READ
     baseline_bytes: Optional[int] = None
+    findings: List[Dict[str, str]] = field(default_factory=list)
 
 
 @dataclass

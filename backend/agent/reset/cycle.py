@@ -19,7 +19,7 @@ from backend.agent import ours, procfs
 from backend.agent.paths import state_dir
 from backend.agent.reset import health, verdict
 from backend.agent.reset.baseline import load as load_baseline
-from backend.agent.reset.clearance import Clearance, Clearing, MemoryCurve, states
+from backend.agent.reset.clearance import Clearance, Clearing, GpuState, MemoryCurve, states
 from backend.agent.reset.ladder import Ladder, PlanChanged, describe_stuck, key
 from backend.agent.reset.look import Look, look
 from backend.agent.reset.plan import Runs, difference, make_plan
@@ -128,7 +128,7 @@ class Cycle:
 
     def _before(self, seen: Look) -> List[GpuVerdict]:
         found = states(seen, self._watch.unknown, load_baseline())
-        return [verdict.judge(state, {}, self._health.get(index, {})) for index, state in sorted(found.items())]
+        return judged(found, {}, self._health)
 
     def _agree(self, plan: Plan, seen: Look) -> None:
         """Compare with what the operator confirmed; only what the planned ones started since may be new."""
@@ -169,10 +169,7 @@ class Cycle:
         self._account(ladder, cleared)
         began = time.monotonic()
         after = health.read(self._watch)
-        self._receipt.after = [
-            verdict.judge(state, self._health.get(index, {}), after.get(index, {}))
-            for index, state in sorted(cleared.states.items())
-        ]
+        self._receipt.after = judged(cleared.states, self._health, after)
         self._receipt.durations["verdict"] = round(time.monotonic() - began, 3)
         word = verdict.worst(self._receipt.after)
         self._finish(word, "")
@@ -208,6 +205,18 @@ class Cycle:
         text = word + (": %s" % reason if reason else "") + ("; %s" % problem if problem else "")
         journal.write("verdict", text, verdict=word, receipt=receipt.path, problem=problem)
         _show(receipt, text)
+
+
+def judged(
+    found: Dict[int, GpuState], before: Dict[int, health.Readings], after: Dict[int, health.Readings]
+) -> List[GpuVerdict]:
+    """Judge every GPU: its state, and its health before the first signal and now."""
+    verdicts = []
+    for index, state in sorted(found.items()):
+        now = after.get(index, {})
+        wrong = health.findings(state.address, before.get(index, {}), now)
+        verdicts.append(verdict.judge(state, wrong, health.unread(now)))
+    return verdicts
 
 
 def new_receipt(machine: Machine, receipt_id: str, kind: str) -> Receipt:
@@ -252,9 +261,7 @@ def verify(machine: Machine, *, accept_limited: bool, receipt_id: str = "", keep
         clearing = Clearing(watch, machine.devices, MemoryCurve(journal))
         cleared = clearing.wait(time.monotonic(), VERIFY_S, nobody)
         after = health.read(watch)
-        receipt.after = [
-            verdict.judge(state, {}, after.get(index, {})) for index, state in sorted(cleared.states.items())
-        ]
+        receipt.after = judged(cleared.states, {}, after)
         receipt.unseen = sorted({text for state in cleared.states.values() for text in state.limited})
     finally:
         watch.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple
+from typing import Dict, List
 
+from backend.agent.reset.finding import Finding
 from backend.agent.reset.watch import Watch
 from backend.wire import NOT_READ, Reading
 
@@ -19,14 +20,6 @@ ACTIONS = {
     7: ("a system reboot", "reboot the host"),
 }
 """nvmlDeviceGpuRecoveryAction; a number that is not known here is never taken for healthy."""
-
-
-class Finding(NamedTuple):
-    """One thing that is wrong, what to do, and the command that shows it."""
-
-    reason: str
-    action: str
-    command: str
 
 
 def means_gone(problem: str) -> bool:

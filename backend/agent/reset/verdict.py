@@ -4,30 +4,31 @@ hand."""
 from __future__ import annotations
 
 import os
-from typing import Iterable, List, Tuple
+from typing import Iterable, List, Sequence, Tuple
 
 from backend.agent import procfs
 from backend.agent.reset import health
 from backend.agent.reset.clearance import GpuState, lives, mib
+from backend.agent.reset.finding import FAIL, WARN, Finding
 from backend.wire import CLEAN, LIMITED, NOT_CLEAN, UNHEALTHY, UNKNOWN, VERDICTS, GpuVerdict
 
 REBOOT = "wait and verify again; if it stays so, reboot the host"
 
 
-def judge(state: GpuState, before: health.Readings, after: health.Readings) -> GpuVerdict:
-    """Weigh everything that is known of one GPU: the worst of it is the verdict, and every reason is said."""
+def judge(state: GpuState, found: Sequence[Finding] = (), unread: Sequence[str] = ()) -> GpuVerdict:
+    """Weigh everything that is known of one GPU: the worst of it is the verdict, and every reason is said.
+
+    `found` is what is wrong with its health; `unread` names the health readings that failed.
+    """
     weighed: List[Tuple[str, str, str, str]] = []  # verdict, reason, action, command
     if state.unknown and not _gone(state):
         weighed.append((UNKNOWN, state.unknown, REBOOT, "nvidia-smi -i %s" % state.address))
     if state.why:
         weighed.append((NOT_CLEAN, "; ".join(state.why), _action(state), _command(state)))
     if _gone(state):
-        weighed.append((UNHEALTHY, state.unknown, "reboot the host; if it stays away, have it serviced",
-                        "nvidia-smi -L"))  # fmt: skip
-    else:
-        weighed += [(UNHEALTHY, one.reason, one.action, one.command)
-                    for one in health.findings(state.address, before, after)]  # fmt: skip
-    gaps = state.limited + (health.unread(after) if not state.unknown else [])
+        found = [Finding(state.unknown, "reboot the host; if it stays away, have it serviced", "nvidia-smi -L")]
+    weighed += [(UNHEALTHY, one.reason, one.action, one.command) for one in found if one.level == FAIL]
+    gaps = [*state.limited, *(() if state.unknown else unread)]
     if gaps:
         weighed.append((LIMITED, "; ".join(gaps), "run it as root, or accept_limited for this host", "id -u"))
     weighed.sort(key=lambda one: VERDICTS.index(one[0]), reverse=True)
@@ -37,8 +38,10 @@ def judge(state: GpuState, before: health.Readings, after: health.Readings) -> G
     said = [reason for _, reason, _, _ in weighed]
     if word == LIMITED:
         said.append(_clean(state))
+    said += ["warning: %s" % one.reason for one in found if one.level == WARN]
     return GpuVerdict(
-        state.index, state.uuid, word, "; ".join(said), action, command, state.used, state.limit.baseline_bytes
+        state.index, state.uuid, word, "; ".join(said), action, command, state.used, state.limit.baseline_bytes,
+        [one._asdict() for one in found],
     )  # fmt: skip
 
 
