@@ -14,7 +14,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-SOURCE = Path(__file__).with_name("double.c")
+SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 LIBRARY = "libnvidia-ml.so.1"
 ANY = "*"
 
@@ -28,7 +28,7 @@ def function_names() -> tuple[str, ...]:
 
 
 def _written() -> set[str]:
-    return set(re.findall(r"\b(nvml[A-Z]\w+)", SOURCE.read_text("ascii")))
+    return {name for source in SOURCES for name in re.findall(r"\b(nvml[A-Z]\w+)", source.read_text("ascii"))}
 
 
 @functools.cache
@@ -53,10 +53,10 @@ def library(missing: frozenset[str] = frozenset()) -> Path:
     _write_headers(out, names)
     script = out / "visible.map"
     hidden = "".join(f"{name};" for name in sorted(missing))
-    script.write_text(f"{{ global: nvml*; local: {hidden} nvml_double_stub; }};")
+    script.write_text(f"{{ global: nvml*; local: {hidden} nvml_double_stub; *; }};")
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wno-misleading-indentation", f"-I{out}",
-         f"-Wl,-soname,{LIBRARY}", f"-Wl,--version-script={script}", "-o", out / LIBRARY, SOURCE],
+        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wno-misleading-indentation", f"-I{SOURCES[0].parent}",
+         f"-I{out}", f"-Wl,-soname,{LIBRARY}", f"-Wl,--version-script={script}", "-o", out / LIBRARY, *SOURCES],
         check=True,
     )  # fmt: skip
     return out / LIBRARY

@@ -1,4 +1,4 @@
-"""The control file's layout, the same structures as double.c declares."""
+"""The control file's layout, the same structures as double.h declares."""
 
 from __future__ import annotations
 
