@@ -63,6 +63,20 @@ SAFETENSORS: Dict[str, str] = {
 }
 """The types that a safetensors header names, as torch calls them. Others are shown by their own name."""
 
+NUMPY_TYPES: Dict[str, str] = {
+    "f8": "float64", "f4": "float32", "f2": "float16",
+    "i8": "int64", "i4": "int32", "i2": "int16", "i1": "int8",
+    "u8": "uint64", "u4": "uint32", "u2": "uint16", "u1": "uint8", "b1": "bool",
+    "c16": "complex128", "c8": "complex64",
+}  # fmt: skip
+"""The types of numpy arrays, by the code after the byte order."""
+
+
+def is_floating(dtype: str) -> bool:
+    """Say whether a type holds floating-point numbers, for which zeros in whole pages are no data."""
+    return dtype.startswith(("float", "bfloat", "complex"))
+
+
 MAX_COUNT = 1 << 62
 """No tensor has more elements than this: torch counts in signed 64 bits."""
 

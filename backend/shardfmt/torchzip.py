@@ -70,6 +70,7 @@ def plan(
     pickle_bytes: int,
     storages: Sequence[Tuple[str, int]],
     head: Sequence[Tuple[str, int]] = HEAD_SIZES,
+    alignment: int = ALIGNMENT,
 ) -> List[Placed]:
     """Place every record, in torch.save's order. `storages` are (key, bytes), as the pickler met them.
 
@@ -81,7 +82,7 @@ def plan(
     placed: List[Placed] = []
     at = 0
     for name, size in sizes:
-        placed.append(place(archive + "/" + name, at, size))
+        placed.append(place(archive + "/" + name, at, size, alignment))
         at = placed[-1].next_at
     return placed
 

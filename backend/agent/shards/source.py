@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Tuple
+from typing import Iterator, Tuple
 
 from backend.wire import Refused
 
@@ -70,6 +70,35 @@ class Source:
             self._tail = self.read(begin, self.size_bytes - begin)
             self._tail_at = begin
         return self._tail_at, self._tail
+
+    def holes(self, begin: int, end: int) -> Iterator[Tuple[int, int]]:
+        """Yield the (begin, end) of each hole: what was never written, or only reserved, and reads as zeros.
+
+        A filesystem that does not tell has none.
+        """
+        try:
+            while begin < end:
+                begin = os.lseek(self._fd, begin, os.SEEK_HOLE)
+                if begin >= end:
+                    return
+                after = self._data_after(begin, end)
+                yield begin, after
+                begin = after
+        except OSError:
+            return
+
+    def _data_after(self, at: int, end: int) -> int:
+        try:
+            return min(end, os.lseek(self._fd, at, os.SEEK_DATA))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return end
+
+    def changed(self) -> bool:
+        """Say whether the file was written to since it was opened."""
+        found = os.fstat(self._fd)
+        return (found.st_size, found.st_mtime) != (self.size_bytes, self.modified_at)
 
     def close(self) -> None:
         """Close the file."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Optional, Tuple
 
-from backend.agent.shards import walk
-from backend.agent.shards.nodes import Unreadable
-from backend.agent.shards.report import ERROR, INFO, WARNING, Report, entry
+from backend.agent.shards.findings import ERROR, INFO, WARNING
+from backend.agent.shards.pickles import walk
+from backend.agent.shards.pickles.nodes import Unreadable
+from backend.agent.shards.report import Part, Report, entry
 from backend.agent.shards.source import Source
 from backend.shardfmt import safetensors as fmt
-from backend.shardfmt.dtypes import ITEM_BYTES, MAX_COUNT, SAFETENSORS, count
+from backend.shardfmt.dtypes import ITEM_BYTES, MAX_COUNT, SAFETENSORS, count, is_floating
 from backend.wire import printable
 
 MAX_HEADER_BYTES = 16 << 20
@@ -43,6 +44,12 @@ def read(source: Source, report: Report) -> None:
     _check_spans(sorted(spans), data_at, source, report)
 
 
+def needed_bytes(source: Source) -> int:
+    """Return the size of a whole file. Raises Unreadable."""
+    ends = [stated[3] for stated in map(_stated, _header(source).values()) if stated is not None]
+    return fmt.LENGTH_BYTES + fmt.header_bytes(source.head) + max(ends, default=0)
+
+
 def _header(source: Source) -> Dict[str, Any]:
     size = fmt.header_bytes(source.head)
     if fmt.LENGTH_BYTES + size > source.size_bytes:
@@ -54,7 +61,7 @@ def _header(source: Source) -> Dict[str, Any]:
         raise Unreadable("too-large", "a header of %d bytes is longer than is read here" % size)
     raw = source.read(fmt.LENGTH_BYTES, size)
     try:
-        header = json.loads(raw, object_pairs_hook=_pairs, parse_int=_whole)
+        header = json.loads(raw, object_pairs_hook=_pairs, parse_int=whole_number)
     except _Twice as error:
         raise Unreadable("duplicate-key", "its header has the name %s twice" % walk.key_of(str(error))) from None
     except (ValueError, RecursionError):
@@ -75,7 +82,7 @@ def _pairs(items: List[Tuple[str, Any]]) -> Dict[str, Any]:
     return found
 
 
-def _whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """Read a number. Long ones are refused: older Pythons need the square of the length."""
     if len(text) > 20:
         raise ValueError("a number of over 20 digits")
@@ -91,29 +98,32 @@ def _metadata(metadata: Any, report: Report) -> None:
         report.note("bad-metadata", text + "; its tensors are whole", WARNING)
     for name, value in list(metadata.items())[:MAX_METADATA]:
         shown = value if isinstance(value, str) else json.dumps(value)
-        report.metadata[printable(name, 100)] = printable(shown, 500)
+        report.meta(name, shown)
 
 
 def _tensor(key: str, stated: Any, data_at: int, source: Source, report: Report) -> Optional[Tuple[int, int]]:
     """Add one tensor and return its span in the data, or None where none is stated."""
     found = _stated(stated)
     if found is None:
-        report.note("bad-entry", "%s: its entry does not state dtype, shape and data_offsets" % key)
+        report.note("bad-entry", "%s: its entry does not state dtype, shape and data_offsets" % key, ERROR, key)
         return None
     dtype, shape, begin, end = found
     size, total = end - begin, count(shape)
     name = SAFETENSORS.get(dtype, printable(dtype, 40))
     needed = None if total is None or dtype not in SAFETENSORS else total * ITEM_BYTES[name]
     if total is None:
-        report.note("shape-overflow", "%s has more elements than can be counted" % key)
+        report.note("shape-overflow", "%s has more elements than can be counted" % key, ERROR, key)
     elif needed is None:
-        report.note("unknown-type", "%s has the type %s: its size is that of its offsets" % (key, name), INFO)
+        report.note("unknown-type", "%s has the type %s: its size is that of its offsets" % (key, name), INFO, key)
     elif needed != size:
-        report.note("storage-size", "%s has %d bytes, and its shape needs %d" % (key, size, needed))
+        report.note("storage-size", "%s has %d bytes, and its shape needs %d" % (key, size, needed), ERROR, key)
     row = entry(key, name, shape, None if total is None else size)
     whole = data_at + end <= source.size_bytes
     row.update(stride=_strides(shape), offset=data_at + begin, storage=key, whole=whole)
     report.stored_bytes += size
+    there = max(0, min(size, source.size_bytes - data_at - begin))
+    if there:
+        report.parts.append(Part(key, key, data_at + begin, there, None, is_floating(name)))
     report.tensor(row)
     return begin, end
 
@@ -146,12 +156,10 @@ def _check_spans(spans: List[Tuple[int, int, str]], data_at: int, source: Source
     end = 0
     for begin, after, key in spans:
         if begin < end:
-            report.note(
-                "overlap",
-                "%s begins at %d, inside the tensor before it, which ends at %d" % (key, begin, end),
-            )
+            text = "%s begins at %d, inside the tensor before it, which ends at %d" % (key, begin, end)
+            report.note("overlap", text, ERROR, key)
         elif begin > end:
-            report.note("hole", "%d bytes before %s belong to no tensor" % (begin - end, key))
+            report.note("hole", "%d bytes before %s belong to no tensor" % (begin - end, key), ERROR, key)
         end = max(end, after)
     there = source.size_bytes - data_at
     if there < end:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from typing import Any, Callable, Dict, List, Tuple
 
-from backend.agent.shards import rebuild
-from backend.agent.shards.nodes import EndsEarly, Global, Mapping, Opaque, Storage, Tensor, Unreadable
+from backend.agent.shards.pickles import rebuild
+from backend.agent.shards.pickles.nodes import Array, EndsEarly, Global, Mapping, Opaque, Storage, Tensor, Unreadable
 
 MAX_WORK = 2_000_000
 """Opcodes, and what single ones do more than once. A file of 50,000 tensors stays below."""
@@ -135,7 +135,7 @@ class Unpickler:
         """Push a name. It is noted, not imported."""
         if not isinstance(module, str) or not isinstance(name, str) or len(module) + len(name) > MAX_LINE:
             raise _damaged("a name that is no short text")
-        found = Global(module, name)
+        found = Global(rebuild.canonical(module), name)
         if len(self.names) < MAX_NAMES:
             self.names.setdefault(found.full, found)
         self.push(found)
@@ -153,10 +153,15 @@ class Unpickler:
         """Replace a persistent id by its storage. One storage may be named twice, but with one size."""
         found = rebuild.storage(self.pop())
         if isinstance(found, Storage):
-            known = self.storages.setdefault(found.key, found)
-            if known.size_bytes != found.size_bytes:
-                raise Unreadable("bad-storage", "storage %s is declared with two sizes" % found.key[:20])
+            self._know(found)
+            if found.whole is not None:
+                self._know(found.whole)
         self.push(found)
+
+    def _know(self, found: Storage) -> None:
+        known = self.storages.setdefault(found.key, found)
+        if (known.size_bytes, known.start_bytes) != (found.size_bytes, found.start_bytes):
+            raise Unreadable("bad-storage", "storage %s is declared with two sizes" % found.key[:20])
 
     def set_items(self, flat: List[Any]) -> None:
         """Add pairs to the dictionary on top of the stack. torch once wrote past others (CVE-2026-24747)."""
@@ -187,7 +192,9 @@ class Unpickler:
         if isinstance(target, Opaque):
             target.parts.append(state)
         elif isinstance(target, Tensor):
-            target.extra.append(state)
+            target.extra.append(("attributes", state))
+        elif isinstance(target, Array):
+            rebuild.fill_array(target, state)
 
 
 def _damaged(what: str) -> Unreadable:

@@ -11,9 +11,9 @@ from backend.shardfmt.dtypes import ITEM_BYTES, count
 class Unreadable(Exception):
     """A stream or file that this reader does not understand or does not accept; the text says why."""
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, code: str, text: str, subject: str = "") -> None:
         super().__init__(text)
-        self.code, self.text = code, text
+        self.code, self.text, self.subject = code, text, subject
 
 
 class EndsEarly(Unreadable):
@@ -39,12 +39,17 @@ class Global:
 
 @dataclass(eq=False)
 class Storage:
-    """A run of elements in the archive; `numel` counts elements of `dtype`."""
+    """A run of elements in the archive; `numel` counts elements of `dtype`.
+
+    Where `whole` is set, it is a part of that storage, `start_bytes` into it: files before torch 0.4.
+    """
 
     key: str
     dtype: str
     numel: int
     device: str
+    whole: Optional["Storage"] = None
+    start_bytes: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -54,15 +59,19 @@ class Storage:
 
 @dataclass(eq=False)
 class Tensor:
-    """A view of a storage: `offset` and `stride` count elements. `extra` holds values attached to it."""
+    """A view of a storage: `offset` and `stride` count elements.
+
+    `kind` says what it is beside a plain tensor (parameter, sparse, quantized, ...); one that is made of
+    other tensors has no storage of its own. `extra` are (name, value) of what is attached to it.
+    """
 
     dtype: str
     shape: Tuple[int, ...]
-    stride: Tuple[int, ...]
-    offset: int
-    storage: Storage
-    parameter: bool = False
-    extra: List[Any] = field(default_factory=list)
+    stride: Tuple[int, ...] = ()
+    offset: int = 0
+    storage: Optional[Storage] = None
+    kind: str = ""
+    extra: List[Tuple[str, Any]] = field(default_factory=list)
 
     @property
     def item_bytes(self) -> Optional[int]:
@@ -110,3 +119,12 @@ class Opaque:
 
     name: str
     parts: List[Any] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Array:
+    """A numpy array or scalar, whose bytes lie in the pickle itself."""
+
+    dtype: str = ""
+    shape: Tuple[int, ...] = ()
+    held_bytes: int = 0

@@ -6,14 +6,16 @@ import json
 import re
 from typing import Any, Dict, Iterator, List, Tuple
 
-from backend.agent.shards.nodes import Global, Mapping, Opaque, Storage, Tensor
-from backend.agent.shards.report import ERROR, INFO, Report
+from backend.agent.shards.findings import ERROR
+from backend.agent.shards.pickles.nodes import Array, Global, Mapping, Opaque, Storage, Tensor
+from backend.agent.shards.report import Report
 from backend.wire import printable
 
 MAX_DEPTH = 200
 MAX_VISITS = 100_000
 MAX_KEY_CHARS = 100
 MAX_PATH_CHARS = 400
+MAX_NAMED = 20
 _LONG_LIST = 16
 """Longer lists of plain numbers are one row."""
 
@@ -33,7 +35,7 @@ def leaves(root: Any, report: Report) -> Iterator[Tuple[str, Any]]:
         if visits + len(todo) + len(below) > MAX_VISITS:
             report.note("too-large", "it holds more than %d values; the rest is not listed" % MAX_VISITS, ERROR)
             return
-        if isinstance(node, (Tensor, Opaque)) or not below:
+        if isinstance(node, (Tensor, Array, Opaque)) or not below:
             yield key, node
         if below and depth >= MAX_DEPTH:
             report.note("too-deep", "it is nested deeper than %d, or holds itself; cut there" % MAX_DEPTH, ERROR)
@@ -67,10 +69,11 @@ def text_of(value: Any) -> str:
 
 def note_names(names: List[str], report: Report) -> None:
     """Say which names loading the file would import and call, beyond those of plain tensors."""
-    if names:
-        shown = ", ".join(printable(name, 80) for name in sorted(names)[:5])
-        more = " and %d more" % (len(names) - 5) if len(names) > 5 else ""
-        report.note("opaque", "loading it would import %s%s; nothing was imported here" % (shown, more), INFO)
+    for name in sorted(names)[:MAX_NAMED]:
+        text = "loading it would import %s; nothing was imported here" % printable(name, 120)
+        report.note("unknown-global", text, ERROR, name)
+    if len(names) > MAX_NAMED:
+        report.note("unknown-global", "loading it would import %d names more" % (len(names) - MAX_NAMED), ERROR)
 
 
 class _PlainLists:
@@ -94,7 +97,7 @@ def _children(key: str, node: Any, plain: _PlainLists) -> List[Tuple[str, Any]]:
             return []
         return [(_cut("%s[%d]" % (key, number)), child) for number, child in enumerate(node)]
     if isinstance(node, Tensor):
-        return [(_cut(key + ".attributes"), child) for child in node.extra if _matters(child, plain)]
+        return [(_cut("%s.%s" % (key, name)), child) for name, child in node.extra if _matters(child, plain)]
     if isinstance(node, Opaque):
         return [(_cut("%s.part%d" % (key, n)), child) for n, child in enumerate(node.parts) if _matters(child, plain)]
     return []
@@ -106,7 +109,7 @@ def _matters(node: Any, plain: _PlainLists) -> bool:
         return bool(node.pairs)
     if isinstance(node, (list, tuple)):
         return bool(node) and not plain.holds(node)
-    return isinstance(node, (Tensor, Opaque))
+    return isinstance(node, (Tensor, Array, Opaque))
 
 
 def _join(key: str, name: Any) -> str:
