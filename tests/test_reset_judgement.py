@@ -13,6 +13,7 @@ from backend.agent.reset.clearance import GpuState
 from backend.agent.reset.finding import WARN, Finding
 from backend.agent.reset.plan import digest, hours
 from backend.agent.reset.protect import protected
+from backend.agent.reset.rules.case import Case, Readings
 from backend.wire import (
     CLEAN,
     LIMITED,
@@ -26,7 +27,6 @@ from backend.wire import (
     Inventory,
     Process,
     Reading,
-    Refused,
     failed,
 )
 
@@ -42,50 +42,6 @@ def state(**changes: Any) -> GpuState:
 @pytest.mark.parametrize(("jitter_mib", "tolerance_mib"), [(0, 8), (3, 8), (6, 12), (9, 16), (500, 16)])
 def test_a_bare_context_is_always_above_the_tolerance(jitter_mib: int, tolerance_mib: int) -> None:
     assert baseline.tolerance_bytes(jitter_mib * MIB) == tolerance_mib * MIB < 22 * MIB
-
-
-def test_a_baseline_is_the_median_and_void_under_another_driver() -> None:
-    rows = [Reading(value * MIB) for value in (3, 450, 3, 4, 3)]
-    stored = baseline.store(GPUS, {0: rows, 1: rows})
-    assert stored["gpus"]["GPU-a"]["used_bytes"] == 3 * MIB
-    assert stored["gpus"]["GPU-a"]["jitter_bytes"] == 447 * MIB
-    assert baseline.load() == stored
-    assert baseline.limit(stored, "GPU-a", DRIVER).most_bytes == 19 * MIB
-    void = baseline.limit(stored, "GPU-a", "595.1")
-    assert (void.baseline_bytes, void.most_bytes) == (None, 16 * MIB)
-    assert DRIVER in void.said
-    assert baseline.in_words(stored, GPUS).startswith("recorded 20")
-    assert baseline.in_words(stored, replace(GPUS, driver="595.1")).startswith("none: ")
-    assert baseline.in_words(baseline.load(), replace(GPUS, gpus=[])) == "none: the driver lists no GPU"
-
-
-def test_a_failed_reading_is_no_baseline() -> None:
-    rows = [Reading(0)] * 4 + [failed("GPU is lost (NVML 15)")]
-    with pytest.raises(Refused, match="GPU 0: its memory could not be read: GPU is lost"):
-        baseline.store(GPUS, {0: rows, 1: rows})
-    assert baseline.load()["gpus"] == {}
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 99, "gpus": {}}'])
-def test_a_spoilt_baseline_is_named_and_never_taken_for_none(text: str) -> None:
-    with open(baseline.path(), "w", encoding="ascii") as file:
-        file.write(text)
-    with pytest.raises(Refused, match=r"baseline\.json"):
-        baseline.load()
-
-
-@pytest.mark.parametrize("action", [1, 2, 3, 4, 5, 6, 7, 99])
-def test_every_recovery_action_is_unhealthy_also_one_that_is_not_known(action: int) -> None:
-    (found,) = health.findings("GPU-a", {}, {"recovery_action": Reading(action)})
-    assert found.action
-    assert found.command == "nvidia-smi -q -i GPU-a"
-
-
-def test_memory_errors_count_only_where_they_grew() -> None:
-    before, same, grown = ({"ecc_uncorrected": Reading(value)} for value in (2, 2, 5))
-    assert health.findings("GPU-a", before, same) == []
-    assert health.findings("GPU-a", before, grown)[0].reason == "3 uncorrectable memory errors during the reset"
-    assert health.findings("GPU-a", {}, grown) == []
 
 
 def test_a_record_that_could_not_be_read_limits_and_one_not_offered_does_not() -> None:
@@ -108,7 +64,7 @@ def test_a_warning_is_said_and_leaves_the_verdict_as_it_is() -> None:
     assert "warning: its link" in judged.reason
 
 
-OFFERED: health.Readings = dict.fromkeys(
+OFFERED: Readings = dict.fromkeys(
     ("recovery_action", "remapped_failed", "remapped_pending", "ecc_uncorrected"), Reading(0)
 )
 
@@ -122,9 +78,9 @@ OFFERED: health.Readings = dict.fromkeys(
     ({"unknown": "its memory could not be read: GPU is lost (NVML 15)"}, {}, UNHEALTHY),
 ])  # fmt: skip
 def test_the_worst_of_a_gpu_is_its_verdict_and_every_reason_is_said(
-    changes: dict[str, Any], readings: health.Readings, word: str
+    changes: dict[str, Any], readings: Readings, word: str
 ) -> None:
-    judged = verdict.judge(state(**changes), health.findings("GPU-a", OFFERED, {**OFFERED, **readings}))
+    judged = verdict.judge(state(**changes), health.findings(Case("GPU-a", {**OFFERED, **readings})))
     assert judged.verdict == word
     assert judged.command
     for reason in [*changes.get("why", []), *changes.get("limited", [])]:
@@ -136,9 +92,9 @@ def test_the_worst_gpu_is_the_hosts_verdict_and_no_gpu_is_unknown() -> None:
     def gpus(*words: str) -> list[GpuVerdict]:
         return [GpuVerdict(index, "", word, "") for index, word in enumerate(words)]
 
-    assert verdict.worst(gpus(CLEAN, LIMITED, CLEAN)) == LIMITED
-    assert verdict.worst(gpus(NOT_CLEAN, LIMITED, UNHEALTHY)) == UNHEALTHY
-    assert verdict.worst([]) == UNKNOWN
+    assert verdict.of_host(gpus(CLEAN, LIMITED, CLEAN)) == LIMITED
+    assert verdict.of_host(gpus(NOT_CLEAN, LIMITED, UNHEALTHY)) == UNHEALTHY
+    assert verdict.of_host([]) == UNKNOWN
     assert [verdict.passes(word, True) for word in (CLEAN, LIMITED, NOT_CLEAN, UNHEALTHY, UNKNOWN)] == [
         True, True, False, False, False,
     ]  # fmt: skip

@@ -44,7 +44,7 @@ class Gathered(NamedTuple):
 
 
 class DriverChild:
-    """One child with one open driver. `start` it, `ask` for "open" first, then for lean, slow or occupancy.
+    """One child with one open driver. `start` it, `ask` for "open" first, then for lean, slow, health or occupancy.
 
     Use `fileno` and `answers` in a select loop, or `gather` to wait. Not for use by several threads.
     """
@@ -114,7 +114,7 @@ class DriverChild:
         return bool(self._pending) and self.waited_s() > self.limit_s()
 
     def ask(self, kind: str, indices: Iterable[int] = (OPEN,)) -> None:
-        """Ask for open, lean, slow or occupancy of some GPUs; each is one answer, in this order. Never blocks."""
+        """Ask for open, lean, slow, health or occupancy of some GPUs: one answer each, in order. Never blocks."""
         wanted = list(indices)
         if not wanted or not self.alive:
             return

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import stat as statmod
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
+from backend.agent import kernelgpus
 from backend.agent.procfs import read_bytes
 from backend.agent.seam import DeviceTable
+from backend.wire import GpuFacts
 
 NVIDIA_MAJOR = 195
 """Fixed by the kernel's device list; minors 0 to 247 are GPUs, 254 is modeset, 255 is nvidiactl."""
@@ -42,6 +44,10 @@ class NvidiaDevices(DeviceTable):
             return self.gpus_of(os.stat(path))
         except OSError:
             return () if path.startswith("/dev/nvidia") else None
+
+    def faults(self, gpus: List[GpuFacts]) -> List[Tuple[str, str, str, bool]]:
+        """Set the kernel module's list of GPUs and the device files against the driver's list."""
+        return kernelgpus.faults(gpus)
 
     def _of(self, major: int, minor: int) -> Optional[Tuple[int, ...]]:
         if major == NVIDIA_MAJOR:

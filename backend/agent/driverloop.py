@@ -100,7 +100,7 @@ def _packed(kind: str, value: Any) -> Any:
         return None
     if kind == "open":
         return pickle.dumps(value, protocol=4)
-    if kind == "slow":
+    if kind in ("slow", "health"):
         return _plain(value)
     reading, contexts = value
     listed = [(pid, tuple(used_bytes), what) for pid, used_bytes, what in contexts.processes]
@@ -112,7 +112,7 @@ def _unpacked(kind: str, value: Any) -> Any:
         return None
     if kind == "open":
         return pickle.loads(value)
-    if kind == "slow":
+    if kind in ("slow", "health"):
         return _readings(value)
     readings, listed, problem = value
     contexts = ContextList([(pid, Reading(*used_bytes), what) for pid, used_bytes, what in listed], problem)

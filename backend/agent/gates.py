@@ -97,13 +97,16 @@ def _clean(requirements: Dict[str, Any], verify: Optional[Callable[[], Receipt]]
     worst = [gpu for gpu in receipt.after if gpu.verdict == receipt.verdict]
     detail = "%s: %d of %d GPUs" % (receipt.verdict or "no verdict", len(worst), len(receipt.after))
     detail += ", the first is GPU %d: %s" % (worst[0].index, worst[0].reason) if worst else ""
+    host = [one for one in receipt.host_findings if one["level"] == "fail"]
+    detail += "; ".join([""] + [one["reason"] for one in host])
     if receipt.verdict == CLEAN:
         return Gate(name, True, "%d GPUs CLEAN" % len(receipt.after))
     if receipt.verdict == LIMITED:
         accepted = bool(requirements.get("accept_limited"))
         return Gate(name, accepted, detail, "" if accepted else "set accept_limited for this host, or verify as root")
     if receipt.verdict in (NOT_CLEAN, UNHEALTHY):
-        return Gate(name, False, detail, worst[0].action or "reset the host")
+        actions = [gpu.action for gpu in worst] + [one["action"] for one in host]
+        return Gate(name, False, detail, next(filter(None, actions), "reset the host"))
     return Gate(name, None, detail, "a GPU that cannot be read is not clean: see `nvidia-smi -q`")
 
 

@@ -9,40 +9,28 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from backend.agent import nvmlerrors as errors
-from backend.agent.seam import ContextList, Driver, DriverError
+from backend.agent import nvmlfields, nvmlhealth
+from backend.agent.nvmlchecks import (
+    ACTION,
+    CELSIUS,
+    COUNT,
+    DEGREES_LEFT,
+    FAN,
+    FLAG,
+    GENERATION,
+    LANES,
+    MEGAHERTZ,
+    PERCENT,
+    REASONS,
+    WATTS,
+    Check,
+    within,
+)
+from backend.agent.seam import HEALTH, ContextList, Driver, DriverError
 from backend.wire import LEAN, NOT_SUPPORTED, SLOW, GpuFacts, Inventory, Reading, failed
 
 FIELD_RECOVERY_ACTION = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; 226 and 227 are its deprecated forerunners."""
-
-Check = Callable[[Any], Reading]
-
-
-def within(low: float, high: float, unit: str, parts: int = 1) -> Check:
-    """Make a check: a number of the driver, `parts` to the unit, is a value inside the bounds and failed outside.
-
-    Sentinels (2^64-1, 2^32-1) and absurd values are never shown as numbers.
-    """
-
-    def check(raw: Any) -> Reading:
-        value = raw if parts == 1 else raw / parts
-        if low <= value <= high:
-            return Reading(value)
-        return failed("out of range: %s %s" % (raw if parts == 1 else "%g" % value, unit))
-
-    return check
-
-
-PERCENT = within(0, 100, "%")
-COUNT = within(0, (1 << 62) - 1, "errors")
-FLAG = within(0, 1, "(0 or 1)")
-CELSIUS = within(0, 200, "°C")
-DEGREES_LEFT = within(-200, 200, "°C")
-WATTS = within(0.001, 20000, "W", 1000)  # a GPU that answers draws power: 0 W is a misread sensor
-MEGAHERTZ = within(0, 20000, "MHz")
-REASONS = within(0, (1 << 32) - 1, "as clock event reasons")
-FAN = within(0, 200, "%")  # the intended speed, which may exceed 100
-ACTION = within(0, 255, "as recovery action")
 
 
 class NvmlDriver(Driver):
@@ -75,6 +63,7 @@ class NvmlDriver(Driver):
             return inventory
         for index in range(count):
             inventory.gpus.append(self._facts(index))
+        inventory.memory_api = "v1" if self._memory_v1 else "v2"
         if not count:
             inventory.problem = errors.no_gpus(inventory.driver)
         return inventory
@@ -100,6 +89,11 @@ class NvmlDriver(Driver):
         if not gone:
             readings["remapped_pending"], readings["remapped_failed"] = self._remapped(handle)
         return {name: readings.get(name, failed(gone)) for name in SLOW}
+
+    def health(self, index: int) -> Dict[str, Reading]:
+        """Read what only a verdict asks for."""
+        handle, problem = self._handle(index)
+        return dict.fromkeys(HEALTH, failed(problem)) if problem else nvmlhealth.read(self._nvml, handle)
 
     def occupancy(self, index: int) -> Tuple[Reading, ContextList]:
         """Read memory used and every process list: what clearance polls."""
@@ -132,8 +126,8 @@ class NvmlDriver(Driver):
             ("recovery_action", lambda h: self._field(h, FIELD_RECOVERY_ACTION), ACTION),
             ("persistence", n.nvmlDeviceGetPersistenceMode, FLAG),
             ("mig", lambda h: n.nvmlDeviceGetMigMode(h)[0], FLAG),
-            ("pcie_gen", n.nvmlDeviceGetCurrPcieLinkGeneration, within(1, 16, "as generation")),
-            ("pcie_width", n.nvmlDeviceGetCurrPcieLinkWidth, within(1, 64, "lanes")),
+            ("pcie_gen", n.nvmlDeviceGetCurrPcieLinkGeneration, GENERATION),
+            ("pcie_width", n.nvmlDeviceGetCurrPcieLinkWidth, LANES),
             ("fan_percent", n.nvmlDeviceGetFanSpeed, FAN),
             ("thermal_margin_c", self._margin, DEGREES_LEFT),
         ]
@@ -192,6 +186,9 @@ class NvmlDriver(Driver):
         facts.memory_total_bytes = memory["memory_total_bytes"]
         facts.power_limit_w = self._checked(WATTS, n.nvmlDeviceGetEnforcedPowerLimit, handle)
         facts.sm_clock_max_mhz = self._checked(MEGAHERTZ, n.nvmlDeviceGetMaxClockInfo, handle, n.NVML_CLOCK_SM)
+        facts.persistence = self._checked(FLAG, n.nvmlDeviceGetPersistenceMode, handle)
+        facts.mig = self._checked(FLAG, lambda h: n.nvmlDeviceGetMigMode(h)[0], handle)
+        facts.ecc_mode = self._checked(FLAG, lambda h: n.nvmlDeviceGetEccMode(h)[0], handle)
         facts.problem = wrong.problem if wrong is not None and wrong.failed else ""
         return facts
 
@@ -256,18 +253,10 @@ class NvmlDriver(Driver):
         return limit - n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU)
 
     def _field(self, handle: Any, number: int) -> Any:
-        """Read one field value. The array is one entry longer than the count: NVML may touch the entry after it."""
-        n = self._nvml
-        if not self._has("nvmlDeviceGetFieldValues"):
-            raise n.NVMLError(n.NVML_ERROR_FUNCTION_NOT_FOUND)
-        values = (n.c_nvmlFieldValue_t * 2)()
-        values[0].fieldId = number
-        code = n.nvmlLib.nvmlDeviceGetFieldValues(handle, 1, values) or values[0].nvmlReturn
-        if code != n.NVML_SUCCESS:
-            raise n.NVMLError(code)
-        kinds = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-        kind = values[0].valueType
-        return getattr(values[0].value, kinds[kind] if kind < len(kinds) else "ullVal")
+        ((code, value),) = nvmlfields.read(self._nvml, handle, [number])
+        if code != self._nvml.NVML_SUCCESS:
+            raise self._nvml.NVMLError(code)
+        return value
 
     def _contexts(self, handle: Any, kinds: Tuple[str, ...]) -> ContextList:
         """Read process lists. A list that this GPU does not offer is empty; one that fails says so."""

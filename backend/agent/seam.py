@@ -10,7 +10,38 @@ import os
 from dataclasses import dataclass, field
 from typing import Callable, Dict, FrozenSet, List, Optional, Tuple
 
-from backend.wire import Inventory, Reading
+from backend.wire import GpuFacts, Inventory, Reading
+
+HEALTH = (
+    "ecc_corrected_dram_lifetime",
+    "ecc_corrected_sram_lifetime",
+    "sram_threshold_exceeded",  # 0 or 1, as the next
+    "memory_unrepairable",
+    "remapped_corrected",  # rows, over the GPU's life
+    "remapped_uncorrected",
+    "retired_single_bit",  # pages, over the GPU's life: before Ampere
+    "retired_double_bit",
+    "retired_pending",  # 0 or 1, as the next four
+    "ecc_mode",
+    "ecc_mode_pending",
+    "mig_pending",
+    "inforom_valid",
+    "compute_mode",  # nvmlComputeMode_t; 0 is the default
+    "slowdown_offset_c",  # the thermal margin at which the hardware slows down, -2 on an H200
+    "power_limit_default_w",
+    "pcie_width_max",
+    "pcie_gen_max",
+    "pcie_replays",  # counts since the driver was loaded, as the next four
+    "nvlink_crc_flit_errors",
+    "nvlink_crc_data_errors",
+    "nvlink_replays",
+    "nvlink_recoveries",
+    "nvlink_active",  # one bit a link
+    "fabric_state",  # nvmlGpuFabricState_t; 3 is completed
+    "fabric_status",  # nvmlReturn_t
+    "fabric_health",  # NVML_GPU_FABRIC_HEALTH_SUMMARY_*; 1 is healthy
+)
+"""What a verdict asks for beside `wire.LEAN` and `wire.SLOW`: several milliseconds a GPU, so never once a second."""
 
 
 class DriverError(Exception):
@@ -52,6 +83,10 @@ class Driver:
         """Read the slow set (`wire.SLOW`)."""
         raise NotImplementedError
 
+    def health(self, index: int) -> Dict[str, Reading]:
+        """Read the error records, links and settings of `HEALTH`. A driver that has none of them says nothing."""
+        return {}
+
     def occupancy(self, index: int) -> Tuple[Reading, ContextList]:
         """Read memory used (v2, bytes) and the union of the compute, graphics and MPS lists: what clearance polls."""
         raise NotImplementedError
@@ -80,6 +115,11 @@ class DeviceTable:
     def gpus_of_map(self, device: Tuple[int, int], inode: int, path: str) -> Optional[Tuple[int, ...]]:
         """Return the minors behind a line of /proc/PID/maps: (major, minor) of its device, inode and path."""
         raise NotImplementedError
+
+    def faults(self, gpus: List[GpuFacts]) -> List[Tuple[str, str, str, bool]]:
+        """Say what is wrong with the devices of the GPUs that the driver lists, or with one that it does not list:
+        (reason, action, command, whether it stands in the way of use)."""
+        return []
 
 
 @dataclass

@@ -94,6 +94,7 @@ class ResetEvent:
 class Receipt:
     """The evidence of one reset or verification, complete only when `verdict` is set. Durations in seconds.
 
+    `host_findings` are, like a GPU's `findings`, what is wrong with the host's set of GPUs.
     `durations` has scan, grace, kill, release (last signal to every GPU clear), verdict and total, where they apply.
     """
 
@@ -116,5 +117,6 @@ class Receipt:
     durations: Dict[str, float] = field(default_factory=dict)
     unseen: List[str] = field(default_factory=list)
     notes: List[str] = field(default_factory=list)
+    host_findings: List[Dict[str, str]] = field(default_factory=list)
     verdict: str = ""
     path: str = ""

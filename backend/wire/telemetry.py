@@ -65,7 +65,7 @@ class Hello:
 
 @dataclass
 class GpuFacts:
-    """What does not change about a GPU while the driver is loaded."""
+    """What seldom changes about a GPU. `persistence`, `mig` and `ecc_mode` (0 or 1) are as the driver was opened."""
 
     index: int
     uuid: str
@@ -75,18 +75,25 @@ class GpuFacts:
     memory_total_bytes: Reading = NOT_READ
     power_limit_w: Reading = NOT_READ
     sm_clock_max_mhz: Reading = NOT_READ
+    persistence: Reading = NOT_SUPPORTED
+    mig: Reading = NOT_SUPPORTED
+    ecc_mode: Reading = NOT_SUPPORTED
     problem: str = ""
 
 
 @dataclass
 class Inventory:
-    """The driver and its GPUs. `problem` says why there are none to be read (no driver, mismatch, no GPU)."""
+    """The driver and its GPUs. `problem` says why there are none to be read (no driver, mismatch, no GPU).
+
+    `memory_api` is the memory call in use: "v1", which counts what the driver reserves, only where there is no "v2".
+    """
 
     driver: str = ""
     cuda: str = ""
     gpus: List[GpuFacts] = field(default_factory=list)
     problem: str = ""
     virtual: bool = False
+    memory_api: str = "v2"
 
 
 @dataclass

@@ -6,11 +6,13 @@ import ctypes
 
 from tests.nvml.build import function_names
 
-MAX_GPUS, MAX_HOLDERS, MAX_STEPS, MAX_FIELDS, MAX_XIDS = 16, 64, 8, 16, 64
+MAX_GPUS, MAX_HOLDERS, MAX_STEPS, MAX_FIELDS, MAX_XIDS = 16, 64, 8, 48, 64
 VALUES = (
     "memory", "memory_v1", "utilisation", "temperature_c", "power_mw", "power_limit_mw", "sm_mhz", "memory_mhz",
     "sm_max_mhz", "clock_reasons", "ecc_uncorrected", "ecc_corrected", "remapped", "mig", "margin_c", "slowdown_c",
     "shutdown_c", "persistence", "pcie", "fan_percent", "energy_mj", "pcie_rate_kb",
+    "ecc_lifetime", "sram_threshold", "unrepairable", "retired", "ecc_mode", "compute_mode", "pcie_replays", "nvlinks",
+    "fabric", "inforom", "power_limit_default_mw",
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@
  * answer while the program under test runs, and reads how often each function was called.
  *
  * control.c keeps the file and the rules of each function, driver.c answers for the driver and its list of GPUs,
- * processes.c for who holds memory, readings.c for what one GPU reads, events.c for XIDs.
+ * processes.c for who holds memory, readings.c and health.c for what one GPU reads, events.c for XIDs.
  */
 #ifndef NVML_DOUBLE_H
 #define NVML_DOUBLE_H
@@ -16,7 +16,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-enum { MAX_GPUS = 16, MAX_HOLDERS = 64, MAX_STEPS = 8, MAX_FIELDS = 16, MAX_XIDS = 64 };
+enum { MAX_GPUS = 16, MAX_HOLDERS = 64, MAX_STEPS = 8, MAX_FIELDS = 48, MAX_XIDS = 64 };
 enum { OK = 0, BAD_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, TIMED_OUT = 10, BAD_VERSION = 25 };
 
 /* One answer, or an error code, from a moment on (seconds of the control's clock). */
@@ -34,7 +34,8 @@ typedef struct { u32 id, type; value answer; } field;
 
 enum { MEMORY, MEMORY_V1, UTILISATION, TEMPERATURE, POWER, POWER_LIMIT, SM_CLOCK, MEMORY_CLOCK, SM_CLOCK_MAX, REASONS,
        ECC_UNCORRECTED, ECC_CORRECTED, REMAPPED, MIG, MARGIN, SLOWDOWN, SHUTDOWN, PERSISTENCE, PCIE, FAN, ENERGY,
-       PCIE_RATE, VALUES };
+       PCIE_RATE, ECC_LIFETIME, SRAM_THRESHOLD, UNREPAIRABLE, RETIRED, ECC_MODE, COMPUTE_MODE, PCIE_REPLAYS, NVLINKS,
+       FABRIC, INFOROM, POWER_LIMIT_DEFAULT, VALUES };
 
 typedef struct {
     char name[64], uuid[64], bus[32];

@@ -40,8 +40,17 @@ H200: dict[str, Any] = {
     "pcie": [5, 16, 5, 16],
     "energy_mj": 2176334,
     "pcie_rate_kb": 725,
+    "ecc_lifetime": [0, 0],
+    "sram_threshold": 0,
+    "unrepairable": 0,
+    "ecc_mode": [1, 1],
+    "compute_mode": 0,
+    "pcie_replays": 1,
+    "inforom": 0,
+    "power_limit_default_mw": 700000,
 }
-"""What an idle H200 answered (driver 580); it supports no fan, nor absolute temperature limits."""
+"""What an idle H200 answered (driver 580), passed through to a virtual machine: it supports no fan, no absolute
+temperature limits, no retired pages, and had neither NVLinks nor a fabric. One PCIe replay is what it had."""
 
 
 class GpuDouble:
@@ -75,7 +84,10 @@ class GpuDouble:
     def set(self, **answers: Any) -> None:
         """Set answers by name (`control.VALUES`): a number, a list, "NA", {"err": code} or {"at": [[from_s, answer]]}.
 
-        None makes it unsupported. `memory` is [total, reserved, used], `pcie` is [generation, width, and their maxima].
+        None makes it unsupported. `memory` is [total, reserved, used], `pcie` is [generation, width, and their maxima],
+        `remapped` [corrected, uncorrected, pending, failure], `retired` [single-bit, double-bit, pending],
+        `ecc_lifetime` [DRAM, SRAM], `nvlinks` [mask of links, mask of those that are up], `fabric` [state, status,
+        health mask, summary]; modes are [current, pending].
         """
         for name, answer in answers.items():
             _write(self._raw.values[VALUES.index(name)], answer)

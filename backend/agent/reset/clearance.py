@@ -63,7 +63,7 @@ def states(seen: Look, unknown: Dict[int, str], stored: Dict[str, Any]) -> Dict[
     """Say of every GPU what keeps it from being free, with the processes named."""
     found = {}
     for gpu in seen.inventory.gpus:
-        state = GpuState(gpu.index, gpu.uuid, baseline.limit(stored, gpu.uuid, seen.inventory.driver))
+        state = GpuState(gpu.index, gpu.uuid, baseline.limit(stored, seen.inventory, gpu.index))
         state.minor = seen.minor(gpu.index)
         found[gpu.index] = state
         if gpu.index not in seen.occupancy:
@@ -209,7 +209,7 @@ class Clearing:
         poll."""
         for gpu in self._watch.inventory.gpus:
             if gpu.index in occupancy:
-                limit = baseline.limit(self._stored, gpu.uuid, self._watch.inventory.driver)
+                limit = baseline.limit(self._stored, self._watch.inventory, gpu.index)
                 state = GpuState(gpu.index, gpu.uuid, limit)
                 _memory_and_lists(state, *occupancy[gpu.index])
                 if state.why:

@@ -19,7 +19,8 @@ from backend.agent import ours, procfs
 from backend.agent.paths import state_dir
 from backend.agent.reset import health, verdict
 from backend.agent.reset.baseline import load as load_baseline
-from backend.agent.reset.clearance import Clearance, Clearing, GpuState, MemoryCurve, states
+from backend.agent.reset.clearance import Clearance, Clearing, MemoryCurve, states
+from backend.agent.reset.judging import judge, judge_before
 from backend.agent.reset.ladder import Ladder, PlanChanged, describe_stuck, key
 from backend.agent.reset.look import Look, look
 from backend.agent.reset.plan import Runs, difference, make_plan
@@ -88,7 +89,7 @@ class Cycle:
         self._watch = Watch(machine.driver)
         self._curve = MemoryCurve(self._journal)
         self._receipt = new_receipt(machine, str(options.get("id") or os.path.basename(run_dir)), "reset")
-        self._health: Dict[int, health.Readings] = {}
+        self._health = health.NOTHING
         self._exiting: Callable[[], bool] = nobody_exits
 
     def run(self) -> int:
@@ -128,7 +129,7 @@ class Cycle:
 
     def _before(self, seen: Look) -> List[GpuVerdict]:
         found = states(seen, self._watch.unknown, load_baseline())
-        return judged(found, {}, self._health)
+        return judge_before(self._watch, found, self._health)
 
     def _agree(self, plan: Plan, seen: Look) -> None:
         """Compare with what the operator confirmed; only what the planned ones started since may be new."""
@@ -148,7 +149,7 @@ class Cycle:
     def _refuse(self, why: str) -> int:
         self._receipt.notes.append("plan changed: %s; no signal was sent" % why)
         self._receipt.after = self._receipt.before
-        self._finish(verdict.worst(self._receipt.before), "plan-changed: %s; no signal was sent" % why)
+        self._finish(verdict.of_host(self._receipt.before), "plan-changed: %s; no signal was sent" % why)
         return 4
 
     def _carry_out(self, plan: Plan, ladder: Ladder) -> int:
@@ -168,10 +169,9 @@ class Cycle:
             cleared = clearing.wait(ladder.last_signal_at, deadline_s, ladder.fds)
         self._account(ladder, cleared)
         began = time.monotonic()
-        after = health.read(self._watch)
-        self._receipt.after = judged(cleared.states, self._health, after)
+        cleared_at = began if cleared.release_s is None else ladder.last_signal_at + cleared.release_s
+        word = judge(self._receipt, self._watch, self._machine.devices(), cleared.states, self._health, cleared_at)
         self._receipt.durations["verdict"] = round(time.monotonic() - began, 3)
-        word = verdict.worst(self._receipt.after)
         self._finish(word, "")
         return 0 if verdict.passes(word, bool(self._options.get("accept_limited"))) else 1
 
@@ -205,18 +205,6 @@ class Cycle:
         text = word + (": %s" % reason if reason else "") + ("; %s" % problem if problem else "")
         journal.write("verdict", text, verdict=word, receipt=receipt.path, problem=problem)
         _show(receipt, text)
-
-
-def judged(
-    found: Dict[int, GpuState], before: Dict[int, health.Readings], after: Dict[int, health.Readings]
-) -> List[GpuVerdict]:
-    """Judge every GPU: its state, and its health before the first signal and now."""
-    verdicts = []
-    for index, state in sorted(found.items()):
-        now = after.get(index, {})
-        wrong = health.findings(state.address, before.get(index, {}), now)
-        verdicts.append(verdict.judge(state, wrong, health.unread(now)))
-    return verdicts
 
 
 def new_receipt(machine: Machine, receipt_id: str, kind: str) -> Receipt:
@@ -259,13 +247,12 @@ def verify(machine: Machine, *, accept_limited: bool, receipt_id: str = "", keep
         about_driver(receipt, watch)
         nobody: Callable[[], List[int]] = list
         clearing = Clearing(watch, machine.devices, MemoryCurve(journal))
-        cleared = clearing.wait(time.monotonic(), VERIFY_S, nobody)
-        after = health.read(watch)
-        receipt.after = judged(cleared.states, {}, after)
+        began = time.monotonic()
+        cleared = clearing.wait(began, VERIFY_S, nobody)
+        receipt.verdict = judge(receipt, watch, machine.devices(), cleared.states, health.NOTHING, began)
         receipt.unseen = sorted({text for state in cleared.states.values() for text in state.limited})
     finally:
         watch.close()
-    receipt.verdict = verdict.worst(receipt.after)
     if verdict.passes(receipt.verdict, accept_limited) and receipt.verdict != CLEAN:
         receipt.notes.append("a limited verdict is accepted on this host")
     if keep:

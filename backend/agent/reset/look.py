@@ -116,5 +116,4 @@ def _place(seen: Look, index: int, pid: int, share: Reading) -> None:
 def _beyond_baseline(inventory: Inventory, index: int, used: Reading) -> bool:
     """Say whether memory is in use that a baseline does not explain."""
     value = used.number()
-    uuid = next((gpu.uuid for gpu in inventory.gpus if gpu.index == index), "")
-    return value is not None and value > baseline.limit(baseline.load(), uuid, inventory.driver).most_bytes
+    return value is not None and value > baseline.limit(baseline.load(), inventory, index).most_bytes

@@ -8,7 +8,7 @@ import time
 from typing import Any, Dict, List, Tuple
 
 from backend.agent.paths import state_dir
-from backend.agent.reset import baseline, receipt
+from backend.agent.reset import baseline, health, receipt
 from backend.agent.reset.clearance import states
 from backend.agent.reset.cycle import one_at_a_time, verify
 from backend.agent.reset.look import Look, look
@@ -51,7 +51,7 @@ def op_baseline_record(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]
             for index, (used, _) in watch.occupancy().items():
                 samples.setdefault(index, []).append(used)
         _refuse_holders(look(machine.devices(), watch.inventory, watch.occupancy()))
-        return baseline.store(watch.inventory, samples)
+        return baseline.store(watch.inventory, samples, health.read_surely(watch).gpus)
     finally:
         watch.close()
 

@@ -45,9 +45,11 @@ def judge(state: GpuState, found: Sequence[Finding] = (), unread: Sequence[str] 
     )  # fmt: skip
 
 
-def worst(verdicts: Iterable[GpuVerdict]) -> str:
-    """Return the verdict of the host: that of its worst GPU; of none at all, unknown."""
-    return max((one.verdict for one in verdicts), key=VERDICTS.index, default=UNKNOWN)
+def of_host(verdicts: Iterable[GpuVerdict], wrong: Iterable[Finding] = ()) -> str:
+    """Return the verdict of the host: that of its worst GPU, or UNHEALTHY for what is wrong with the host itself; of
+    no GPU at all, unknown."""
+    words = [one.verdict for one in verdicts] + [UNHEALTHY for one in wrong if one.level == FAIL]
+    return max(words, key=VERDICTS.index, default=UNKNOWN)
 
 
 def passes(verdict: str, accept_limited: bool) -> bool:

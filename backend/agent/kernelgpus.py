@@ -1,0 +1,71 @@
+"""The kernel module's own list of GPUs against the driver's: one that it has and NVML does not list is lost.
+
+In a container /proc/driver/nvidia may show GPUs that were not given to it. Those have no device file there, and are
+none of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Dict, Iterator, List, Optional, Tuple
+
+from backend.agent.procfs import read_bytes
+from backend.wire import GpuFacts
+
+Fault = Tuple[str, str, str, bool]
+
+
+def faults(gpus: List[GpuFacts], root: str = "/") -> List[Fault]:
+    """Return (what is wrong, what to do, the command that shows it, whether it stands in the way of use)."""
+    folder = os.path.join(root, "proc/driver/nvidia/gpus")
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    known = {_minor(os.path.join(folder, name, "information")): name for name in names}
+    return [*_unlisted(gpus, known, root), *_without_file(gpus, root), *_with_nouveau(root)]
+
+
+def _minor(path: str) -> int:
+    found = re.search(rb"Device Minor:\s*(\d+)", read_bytes(path) or b"")
+    return int(found.group(1)) if found else -1
+
+
+def _unlisted(gpus: List[GpuFacts], known: Dict[int, str], root: str) -> Iterator[Fault]:
+    """Find GPUs of the kernel module that NVML does not list. One that it lists without an address may be any."""
+    listed = {_address(gpu.bus_id) for gpu in gpus}
+    lost = [(minor, bus) for minor, bus in sorted(known.items())
+            if _address(bus) not in listed and minor >= 0 and _exists(root, "nvidia%d" % minor)]  # fmt: skip
+    for minor, bus in lost[sum(not gpu.bus_id for gpu in gpus) :]:
+        text = "the kernel module has a GPU at %s (/dev/nvidia%d) that the driver does not list" % (bus, minor)
+        yield text, "see dmesg | grep NVRM, then reboot the host", "ls /proc/driver/nvidia/gpus; nvidia-smi -L", True
+
+
+def _without_file(gpus: List[GpuFacts], root: str) -> Iterator[Fault]:
+    wanted = ["nvidiactl"] + ["nvidia%d" % gpu.minor for gpu in gpus if gpu.minor >= 0]
+    for name in wanted:
+        if not _exists(root, name):
+            yield "/dev/%s is missing" % name, "sudo nvidia-modprobe -c 0 -u", "ls -l /dev/nvidia*", True
+    if not _exists(root, "nvidia-uvm"):
+        yield "/dev/nvidia-uvm is missing, which CUDA needs", "sudo nvidia-modprobe -u", "ls -l /dev/nvidia*", False
+
+
+def _with_nouveau(root: str) -> Iterator[Fault]:
+    try:
+        bound = [name for name in os.listdir(os.path.join(root, "sys/bus/pci/drivers/nouveau")) if _address(name)]
+    except OSError:
+        return
+    for bus in sorted(bound):
+        text = "the GPU at %s is bound to nouveau, which CUDA cannot use" % bus
+        yield text, "deny nouveau and reboot the host", "ls /sys/bus/pci/drivers/nouveau", False
+
+
+def _exists(root: str, name: str) -> bool:
+    return os.path.exists(os.path.join(root, "dev", name))
+
+
+def _address(bus: str) -> Optional[Tuple[int, ...]]:
+    """Read a PCI address, however many digits its domain is written with."""
+    found = re.match(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)\.([0-9a-fA-F]+)\Z", bus)
+    return tuple(int(part, 16) for part in found.groups()) if found else None
