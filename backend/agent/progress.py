@@ -105,6 +105,21 @@ def free_bytes(path: str) -> int:
     return room.f_bavail * room.f_frsize
 
 
+def write_progress(run_dir: str, progress: Progress) -> str:
+    """Write progress.json, for a run of the agent's own; return what kept it from that, or nothing.
+
+    It is no evidence: it is not synced, and a failure here stops nothing.
+    """
+    path = os.path.join(run_dir, runfiles.PROGRESS)
+    try:
+        with open(path + ".tmp", "w", encoding="ascii") as file:
+            json.dump(vars(progress), file)
+        os.replace(path + ".tmp", path)
+    except OSError as error:
+        return "progress.json could not be written: %s" % error
+    return ""
+
+
 def _parse(path: str) -> Tuple[Optional[Progress], str]:
     try:
         with open(path, "rb") as file:

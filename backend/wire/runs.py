@@ -42,11 +42,16 @@ class Progress:
     capture_wait_s: float = 0.0
 
     def eta_s(self) -> Optional[float]:
-        """Estimate the seconds left, by tokens: samples grow longer and would make it too short (DESIGN 7)."""
-        left = self.tokens_total - self.tokens_done
+        """Estimate the seconds left, by tokens: samples grow longer and would make it too short (DESIGN 7).
+
+        Where no tokens are counted, as in an audit, it is by samples.
+        """
+        left, rate = self.tokens_total - self.tokens_done, self.tokens_per_s
+        if not self.tokens_total:
+            left, rate = self.samples_total - self.samples_done, self.samples_per_s
         if left <= 0:
             return 0.0
-        return left / self.tokens_per_s if self.tokens_per_s > 0 else None
+        return left / rate if rate > 0 else None
 
     def full_in_s(self) -> Optional[float]:
         """Estimate the seconds until the output's disk is full, or None where it will not fill or is unknown."""
@@ -60,6 +65,9 @@ class Progress:
             return None
         return self.disk_free_bytes >= self.bytes_total - self.bytes_written
 
+
+AGENT = "{agent}"
+"""Stands first in an argv for the words that start the agent's own program, which only its host knows."""
 
 RUN_LIVE = ("starting", "running", "stopping")
 RUN_ENDED = ("exited", "failed", "lost")

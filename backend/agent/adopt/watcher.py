@@ -14,6 +14,7 @@ from backend.agent import ours, pidfd, procfs
 from backend.agent.adopt.batches import Counter
 from backend.agent.adopt.folder import Folder
 from backend.agent.adopt.logtail import LogTail
+from backend.agent.progress import write_progress
 from backend.agent.runtree import RUN_DIR_ENV
 from backend.wire import Progress
 
@@ -189,11 +190,6 @@ class Watcher:
         return code
 
     def _tell(self, state: str, message: str) -> None:
-        """Write progress.json. It is no evidence: it is not synced, and a failure here stops nothing."""
-        path = os.path.join(self._dir, "progress.json")
-        try:
-            with open(path + ".tmp", "w", encoding="ascii") as file:
-                json.dump(vars(self.progress(state, message[:900])), file)
-            os.replace(path + ".tmp", path)
-        except OSError as error:
-            sys.stdout.write("progress.json could not be written: %s\n" % error)
+        problem = write_progress(self._dir, self.progress(state, message[:900]))
+        if problem:
+            sys.stdout.write(problem + "\n")
