@@ -139,7 +139,8 @@ def _note_holes(source: Source, report: Report) -> None:
     A filesystem that compresses allocates less and has no holes; one that does not tell of holes leaves the
     count of blocks.
     """
-    if source.allocated_bytes >= source.size_bytes:
+    whole = source.allocated_bytes >= source.size_bytes  # also where the room was only reserved
+    if whole and next(source.holes(0, source.size_bytes), None) is None:
         return
     found = 0
     for part in report.parts:
