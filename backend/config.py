@@ -34,7 +34,13 @@ SERVE_KEYS = (
 """What only a serve stage has."""
 
 PREPARE_KEYS = ("datasets", "tokenizer", "max_tokens", "seed")
-"""What only a prepare stage has."""
+"""What only a prepare stage has; `max_tokens` an audit too."""
+
+AUDIT_KEYS = ("folder", "deep", "quarantine")
+"""What only an audit has."""
+
+SHARED_KEYS = (("arguments", "prepare"), ("arguments", "audit"), ("corpus", "audit"), ("max_tokens", "audit"))
+"""Keys of one kind of stage that another kind has too."""
 
 SERVER_OPTIONS = {
     "--host": "it is bound to 127.0.0.1", "--port": "use `port`",
@@ -81,12 +87,12 @@ class Stage(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """One stage of the chain, in the order of the file.
 
     `kind = "extract"` with engine, corpus and out, `kind = "serve"` with model and points, `kind = "prepare"` with
-    datasets and out, or a `command` of your own.
+    datasets and out, `kind = "audit"` with a folder of shards, or a `command` of your own.
     `needs` may hold "clean-gpus".
     `disk_gib` and `shm_gib` are what must be free in `out` (or `cwd`) and /dev/shm before a launch.
     """
 
-    kind: Literal["command", "extract", "serve", "prepare"] = "command"
+    kind: Literal["command", "extract", "serve", "prepare", "audit"] = "command"
     hosts: list[str] = []
     command: list[str] = []
     python: str = "python3"
@@ -116,6 +122,9 @@ class Stage(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     tokenizer: str | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     seed: int | None = None
+    folder: str = ""
+    deep: bool = False
+    quarantine: str = ""
 
 
 class Thresholds(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -261,19 +270,19 @@ class _Reader:
     def _check_kind(self, stage: Stage, where: list[str]) -> None:
         """See that a stage has what its kind needs, and nothing that belongs to another kind."""
         mine = {"command": ("command",), "extract": ("corpus", "out"), "serve": ("model", "points"),
-                "prepare": ("datasets", "out")}[stage.kind]  # fmt: skip
+                "prepare": ("datasets", "out"), "audit": ("folder",)}[stage.kind]  # fmt: skip
         for key in mine:
             if not getattr(stage, key):
-                kinds = ', or kind = "extract", "serve" or "prepare"' if stage.kind == "command" else ""
+                kinds = ', or kind = "extract", "serve", "prepare" or "audit"' if stage.kind == "command" else ""
                 said = "this stage" if stage.kind == "command" else f'a stage of kind = "{stage.kind}"'
                 raise self._error(where, f"{said} needs `{key}`{kinds}")
         if stage.kind != "command" and stage.command:
             said = f'a stage of kind = "{stage.kind}" brings its own; leave this out'
             raise self._error([*where, "command"], said)
         for kind, keys in (("extract", ("corpus", "limit", *SERVER_KEYS)), ("serve", SERVE_KEYS),
-                           ("prepare", PREPARE_KEYS)):  # fmt: skip
+                           ("prepare", PREPARE_KEYS), ("audit", AUDIT_KEYS)):  # fmt: skip
             for key in keys:
-                shared = key == "arguments" and stage.kind == "prepare"
+                shared = (key, stage.kind) in SHARED_KEYS
                 if kind != stage.kind and not shared and getattr(stage, key):
                     raise self._error([*where, key], f'only a stage of kind = "{kind}" has this')
         for key in SERVER_KEYS:

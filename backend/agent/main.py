@@ -48,7 +48,11 @@ def serve(machine: Machine, argv: List[str]) -> int:
         from backend.agent.adopt.watcher import main as adopt
 
         return adopt(words)
-    sys.stderr.write("eightzeros agent: no role `%s`; roles: agent, supervise, reset, adopt\n" % role)
+    if role == "audit":
+        from backend.agent.shards.audit.main import main as audit
+
+        return audit(words)
+    sys.stderr.write("eightzeros agent: no role `%s`; roles: agent, supervise, reset, adopt, audit\n" % role)
     return 2
 
 

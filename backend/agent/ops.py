@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Type, TypeVar
 from backend.agent import archives
 from backend.agent.runs import RunStore
 from backend.agent.seam import Machine
-from backend.wire import Refused, RunSpec, from_dict
+from backend.wire import AGENT, Refused, RunSpec, from_dict
 
 T = TypeVar("T")
 
@@ -67,6 +67,8 @@ def _runs_start(context: Context, args: Dict[str, Any]) -> Any:
     if closed and not spec.forced:
         text = "; ".join("%s: %s" % (gate.name, gate.detail) for gate in closed)
         raise Refused("gate", text, closed[0].fix)
+    if spec.argv[:1] == [AGENT]:
+        spec.argv = [*context.machine.relaunch, *spec.argv[1:]]
     return context.store.start(spec)
 
 
@@ -125,6 +127,18 @@ def _shards_show(context: Context, args: Dict[str, Any]) -> Any:
     return show(inspectable(args))
 
 
+def _audits_get(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.shards.audit.results import summary_of
+
+    return summary_of(context.store.folder(want(args, "id", str)))
+
+
+def _audits_faults(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.shards.audit.results import page
+
+    return page(context.store.folder(want(args, "id", str)), int(args.get("offset") or 0), str(args.get("code") or ""))
+
+
 def _archive_have(context: Context, args: Dict[str, Any]) -> Any:
     return archives.have(want(args, "name", str), want(args, "sha256", str))
 
@@ -153,6 +167,8 @@ TABLE: Dict[str, Operation] = {
     "receipts.get": Operation(_reset("op_receipts_get"), 20.0),
     "shards.list": Operation(_shards_list, 20.0),
     "shards.show": Operation(_shards_show, 20.0),
+    "audits.get": Operation(_audits_get, 20.0),
+    "audits.faults": Operation(_audits_faults, 20.0),
     "archive.have": Operation(_archive_have, 20.0),
     "archive.put": Operation(_archive_put, 20.0),
 }

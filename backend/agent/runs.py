@@ -83,6 +83,12 @@ class RunStore:
         """Return a run, or None where this host has none of that id."""
         return self._read(run_id) if _ID.match(run_id) else None
 
+    def folder(self, run_id: str) -> str:
+        """Return where a run keeps its files. Raises Refused `not-found`."""
+        if self.get(run_id) is None:
+            raise Refused("not-found", "there is no run `%s` on this host" % run_id)
+        return self._folder(run_id)
+
     def stop(self, run_id: str, grace_s: float) -> Run:
         """Ask a run to end, have what is left of it killed after `grace_s`, and return at once."""
         run = self.get(run_id)

@@ -262,8 +262,22 @@ class Fleet:
 
     def launch(self, name: str, stage: str, force: str = "") -> Future[Run]:
         """Launch a stage as a detached run; refused by a closed gate unless `force` gives a reason, which is kept."""
-        spec = build_spec(stage, self._stage(stage), new_id(stage), force)
+        spec = build_spec(stage, self._stage(stage), new_id(stage), force, self._host(name).config.roots)
         return self.start_run(name, spec, requirements(self._stage(stage)))
+
+    def audit(self, name: str, stage: Stage) -> Future[Run]:
+        """Audit a folder of shards as a detached run; the stage says which, and how."""
+        roots = self._host(name).config.roots
+        return self.start_run(name, build_spec("audit", stage, new_id("audit"), roots=roots), requirements(stage))
+
+    def audit_result(self, name: str, run_id: str) -> Future[dict[str, Any]]:
+        """Return the summary of an audit that has ended (docs/audit.md); refused `not-found` where it left none."""
+        return self._ask(name, "audits.get", dict[str, Any], SHORT_S, {"id": run_id})
+
+    def audit_faults(self, name: str, run_id: str, offset: int = 0, code: str = "") -> Future[dict[str, Any]]:
+        """Return {faults, next}: a page of an audit's findings, of one kind or of all."""
+        args = {"id": run_id, "offset": offset, "code": code}
+        return self._ask(name, "audits.faults", dict[str, Any], SHORT_S, args)
 
     def start_run(self, name: str, spec: RunSpec, needs: dict[str, Any] | None = None) -> Future[Run]:
         """Start a detached run, at most once for its id."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from backend.stages.audit import audit_argv
 from backend.stages.prepare import prepare_argv, prepare_modules, prepare_paths
 from backend.stages.serve import DEFAULT_SERVER, serve_argv, serve_grace_s, serve_shm_gib
 from backend.wire import GIB, RunSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backend.config import Stage
 
 EXTRACTOR = "{extractor}"
@@ -18,12 +21,16 @@ DRAIN_SHARE = 0.6
 """Of the grace that a stop gives, for what is in flight at a server; the rest is for writing and committing it."""
 
 
-def build_spec(name: str, stage: Stage, run_id: str, forced: str = "") -> RunSpec:
-    """Build the run of a stage. An argv of ours holds EXTRACTOR, which the link replaces once shipped."""
+def build_spec(name: str, stage: Stage, run_id: str, forced: str = "", roots: Sequence[str] = ()) -> RunSpec:
+    """Build the run of a stage. An argv of ours holds EXTRACTOR, which the link replaces once shipped, or AGENT,
+    which the host does.
+
+    `roots` are the host's: an audit stays inside them.
+    """
     return RunSpec(
         id=run_id,
         stage=name,
-        argv=_argv(stage),
+        argv=audit_argv(stage, roots) if stage.kind == "audit" else _argv(stage),
         cwd=stage.cwd,
         env=dict(stage.env),
         label=_label(name, stage),
@@ -42,7 +49,11 @@ def _argv(stage: Stage) -> list[str]:
 
 
 def _label(name: str, stage: Stage) -> str:
-    return {"extract": f"{name} ({stage.engine})", "serve": f"{name} {stage.model}"}.get(stage.kind, name)
+    return {
+        "extract": f"{name} ({stage.engine})",
+        "serve": f"{name} {stage.model}",
+        "audit": f"{name} {stage.folder}",
+    }.get(stage.kind, name)
 
 
 def _extract_argv(stage: Stage) -> list[str]:
@@ -60,15 +71,23 @@ def requirements(stage: Stage) -> dict[str, Any]:
     """Say what must hold on the host before a launch (docs/architecture.md, `requirements`)."""
     extract = stage.kind == "extract"
     disk = [[stage.out or stage.cwd or "~", int(stage.disk_gib * GIB)]] if stage.disk_gib else []
-    local = stage.kind == "serve" and (stage.model or "").startswith(("/", "~"))
     return {
         "clean_gpus": "clean-gpus" in stage.needs,
-        "paths": [stage.corpus] if extract else [stage.model] if local else prepare_paths(stage),
+        "paths": _paths(stage),
         "disk": disk,
         "shm_bytes": int((serve_shm_gib(stage) if stage.kind == "serve" else stage.shm_gib) * GIB),
-        "python": stage.command[0] if stage.kind == "command" else stage.python,
+        "python": {"command": "".join(stage.command[:1]), "audit": ""}.get(stage.kind, stage.python),
         "modules": {"extract": ["numpy"], "serve": ["sglang", "numpy"], "prepare": prepare_modules(stage)}.get(
             stage.kind, []
         ),
         "server": (stage.server or DEFAULT_SERVER) if extract and stage.engine == "sglang" else "",
     }
+
+
+def _paths(stage: Stage) -> list[str]:
+    """Return what must be there."""
+    if stage.kind in ("extract", "audit"):
+        return [path for path in (stage.folder, stage.corpus) if path]
+    if stage.kind == "serve":
+        return [stage.model] if stage.model and stage.model.startswith(("/", "~")) else []
+    return prepare_paths(stage)

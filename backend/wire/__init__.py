@@ -34,7 +34,7 @@ from backend.wire.reset import (
     Receipt,
     ResetEvent,
 )
-from backend.wire.runs import RUN_ENDED, RUN_LIVE, Gate, Progress, Run, RunSpec
+from backend.wire.runs import AGENT, RUN_ENDED, RUN_LIVE, Gate, Progress, Run, RunSpec
 from backend.wire.telemetry import (
     LEAN,
     NOT_READ,
@@ -53,9 +53,9 @@ from backend.wire.telemetry import (
 )
 
 __all__ = [
-    "CLEAN", "GIB", "LEAN", "LIMITED", "MAX_LINE_BYTES", "MIB", "NOT_CLEAN", "NOT_READ", "NOT_SUPPORTED", "PROTOCOL",
-    "RUN_ENDED", "RUN_LIVE", "SCHEMA", "SLOW", "UNHEALTHY", "UNKNOWN", "UNSUPPORTED", "VERDICTS", "Gate", "GpuFacts",
-    "GpuSample", "GpuVerdict", "Hello", "Holder", "HostSample", "Inventory", "Plan", "Process", "Progress", "Reading",
-    "Receipt", "Refused", "ResetEvent", "Run", "RunSpec", "Telemetry", "WireError", "decode", "encode", "failed",
-    "from_dict", "plain", "printable", "refusal", "reply",
+    "AGENT", "CLEAN", "GIB", "LEAN", "LIMITED", "MAX_LINE_BYTES", "MIB", "NOT_CLEAN", "NOT_READ", "NOT_SUPPORTED",
+    "PROTOCOL", "RUN_ENDED", "RUN_LIVE", "SCHEMA", "SLOW", "UNHEALTHY", "UNKNOWN", "UNSUPPORTED", "VERDICTS", "Gate",
+    "GpuFacts", "GpuSample", "GpuVerdict", "Hello", "Holder", "HostSample", "Inventory", "Plan", "Process", "Progress",
+    "Reading", "Receipt", "Refused", "ResetEvent", "Run", "RunSpec", "Telemetry", "WireError", "decode", "encode",
+    "failed", "from_dict", "plain", "printable", "refusal", "reply",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""`shards list` and `shards show`: what is in a file, here or on a host, without torch."""
+"""`shards list`, `shards show` and `shards audit`: what is in a file, here or on a host, without torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tui.commands.audit import shards_audit
 from tui.commands.session import Session, host_option, json_option, pass_session, put_json
 
 
@@ -57,3 +58,6 @@ def shards_show(session: Session, path: str, host_name: str | None, as_json: boo
     with session.connected(host_name) as (fleet, host):
         shard = fleet.show_shard(host.name, _whole(path, None if host.config.local else host.name)).result()
     put_json(shard) if as_json else click.echo("\n".join(show_lines(shard)))
+
+
+shards.add_command(shards_audit)
