@@ -74,6 +74,7 @@ def test_a_gpu_without_memory_of_its_own_has_the_rest_of_a_baseline() -> None:
     stored = baseline.store(GPUS, {0: [NOT_SUPPORTED] * 5, 1: ROWS}, {0: {"pcie_width": Reading(16)}})
     assert stored["gpus"]["GPU-a"]["used_bytes"] is None
     assert baseline.limit(stored, GPUS, 0).baseline_bytes is None
+    assert baseline.in_words(stored, GPUS).startswith("recorded")
     assert baseline.counters(stored, "GPU-a", "")["pcie_width"] == Reading(16)
 
 

@@ -142,6 +142,13 @@ class TestFaults:
         assert words(receipt) == [CLEAN, UNKNOWN, CLEAN]
         assert "not answering" in receipt.after[1].reason
 
+    def test_an_error_that_lasts_a_moment_is_waited_out(
+        self, nvml: NvmlDouble, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(health, "RETRY_S", 0.4)
+        nvml.gpu(1).fail(999, "nvmlDeviceGetRemappedRows", seconds=0.7)
+        assert words(check(nvml)) == [CLEAN] * 3
+
     def test_an_unreadable_power_does_not_hold_up_a_launch(self, nvml: NvmlDouble) -> None:
         nvml.gpu(0).set(power_mw={"err": 999})
         assert words(check(nvml)) == [CLEAN] * 3

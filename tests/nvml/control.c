@@ -46,7 +46,7 @@ void pause_s(double seconds) {
 static int obey(rule *r) {
     if (r->delay_us) pause_s(r->delay_us / 1e6);
     while (r->hang_until_s && r->hang_until_s > now_s()) pause_s(0.002);
-    return r->error;
+    return r->error && r->error_until_s > now_s() ? r->error : 0;
 }
 
 int enter(int number, int slot, int with_any) {

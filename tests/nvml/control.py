@@ -71,6 +71,7 @@ class Rule(ctypes.Structure):
         ("error", ctypes.c_int32),
         ("delay_us", ctypes.c_int32),
         ("hang_until_s", ctypes.c_double),
+        ("error_until_s", ctypes.c_double),
     )
 
 

@@ -48,7 +48,7 @@ typedef struct {
 } gpu;
 
 /* What is wrong with one function on one GPU: slot 0 is the driver, slot i + 1 is GPU i. */
-typedef struct { u64 calls; int error, delay_us; double hang_until_s; } rule;
+typedef struct { u64 calls; int error, delay_us; double hang_until_s, error_until_s; } rule;
 typedef struct { char name[72]; rule slots[MAX_GPUS + 1]; } function;
 
 typedef struct {

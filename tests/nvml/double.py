@@ -138,9 +138,10 @@ class GpuDouble:
         raw = self._raw
         raw.release_delay_s, raw.release_s, raw.release_steps = delay_s, over_s, steps
 
-    def fail(self, error: int, function: str = ANY) -> None:
-        """Let a function, or every function but those that make handles, answer an nvmlReturn_t for this GPU."""
-        self._rule(function).error = error
+    def fail(self, error: int, function: str = ANY, seconds: float | None = None) -> None:
+        """Let a function, or every function but those that make handles, answer an nvmlReturn_t for this GPU: for
+        some seconds, or until `resume`."""
+        _fail(self._rule(function), error, seconds)
 
     def lose(self) -> None:
         """Take the GPU off the bus: every call but the handle's answers GPU_IS_LOST."""
@@ -238,9 +239,9 @@ class NvmlDouble:
         """Hold the clock of {"at": ...} answers at a moment: a test steps through time without waiting."""
         self.control.frozen_s = seconds
 
-    def fail(self, error: int, function: str = "nvmlInitWithFlags") -> None:
-        """Let a function of the driver as a whole answer an nvmlReturn_t; 0 ends it."""
-        self.rule(function, 0).error = error
+    def fail(self, error: int, function: str = "nvmlInitWithFlags", seconds: float | None = None) -> None:
+        """Let a function of the driver as a whole answer an nvmlReturn_t, for some seconds or for good; 0 ends it."""
+        _fail(self.rule(function, 0), error, seconds)
 
     def hang(self, seconds: float | None = None, function: str = ANY) -> None:
         """Let every call block, or those of one function of the driver as a whole (nvmlInitWithFlags)."""
@@ -272,6 +273,11 @@ class NvmlDouble:
         """Return what is wrong with a function: slot 0 is the driver, slot i + 1 is GPU i."""
         rule: Rule = self.control.functions[function_names().index(function)].slots[slot]
         return rule
+
+
+def _fail(rule: Rule, error: int, seconds: float | None) -> None:
+    rule.error_until_s = float("inf") if seconds is None else time.monotonic() + seconds
+    rule.error = error
 
 
 def _write(place: Value, answer: Any) -> None:

@@ -92,17 +92,22 @@ def _whole(stored: Dict[str, Any]) -> bool:
 
 def limit(stored: Dict[str, Any], inventory: Inventory, index: int) -> Limit:
     """Return the limit of one GPU, by its index in the inventory."""
-    gpu = next((one for one in inventory.gpus if one.index == index), None)
-    entry = stored["gpus"].get(gpu.uuid) if gpu is not None else None
-    if gpu is None or entry is None:
-        return Limit(MOST_TOLERANCE_BYTES, None, "no baseline")
-    why = _void(entry, inventory, gpu)
+    gpu = next((one for one in inventory.gpus if one.index == index), GpuFacts(index, "", ""))
+    why = _why_none(stored, inventory, gpu)
     if why:
-        return Limit(MOST_TOLERANCE_BYTES, None, "no baseline (%s)" % why)
+        return Limit(MOST_TOLERANCE_BYTES, None, why)
+    entry = stored["gpus"][gpu.uuid]
     if entry["used_bytes"] is None:
         return Limit(MOST_TOLERANCE_BYTES, None, "no memory in the baseline")
     used, jitter = int(entry["used_bytes"]), int(entry["jitter_bytes"])
     return Limit(used + tolerance_bytes(jitter), used, "baseline %.1f MiB" % (used / MIB))
+
+
+def _why_none(stored: Dict[str, Any], inventory: Inventory, gpu: GpuFacts) -> str:
+    """Say why there is no baseline for a GPU; empty where there is one."""
+    entry = stored["gpus"].get(gpu.uuid)
+    void = "" if entry is None else _void(entry, inventory, gpu)
+    return "no baseline" if entry is None else void and "no baseline (%s)" % void
 
 
 def _void(entry: Dict[str, Any], inventory: Inventory, gpu: GpuFacts) -> str:
@@ -126,7 +131,7 @@ def in_words(stored: Dict[str, Any], inventory: Inventory) -> str:
     """Say whether the baseline covers this host's GPUs."""
     if not inventory.gpus:
         return "none: the driver lists no GPU"
-    missing = [gpu.index for gpu in inventory.gpus if limit(stored, inventory, gpu.index).baseline_bytes is None]
+    missing = [gpu.index for gpu in inventory.gpus if _why_none(stored, inventory, gpu)]
     if not missing:
         return "recorded " + time.strftime("%Y-%m-%d %H:%M", time.localtime(stored["recorded_at"]))
     which = "" if len(missing) == len(inventory.gpus) else " for GPU " + ", ".join(str(index) for index in missing)
