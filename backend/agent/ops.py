@@ -124,7 +124,22 @@ def _shards_list(context: Context, args: Dict[str, Any]) -> Any:
 def _shards_show(context: Context, args: Dict[str, Any]) -> Any:
     from backend.agent.shards.show import show
 
-    return show(inspectable(args))
+    return show(inspectable(args), values=bool(args.get("values")), only=str(args.get("only") or ""))
+
+
+def _shards_scan(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.shards.show import show
+
+    return show(
+        inspectable(args), bool(args.get("deep")), bool(args.get("values")), str(args.get("only") or ""),
+        bool(args.get("all_values")),
+    )  # fmt: skip
+
+
+def _shards_repair(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.shards.repair import repair
+
+    return repair(inspectable(args), inspectable({"path": args.get("out"), "roots": args.get("roots")}))
 
 
 def _audits_get(context: Context, args: Dict[str, Any]) -> Any:
@@ -166,7 +181,9 @@ TABLE: Dict[str, Operation] = {
     "receipts.list": Operation(_reset("op_receipts_list"), 20.0),
     "receipts.get": Operation(_reset("op_receipts_get"), 20.0),
     "shards.list": Operation(_shards_list, 20.0),
-    "shards.show": Operation(_shards_show, 20.0),
+    "shards.show": Operation(_shards_show, 60.0),
+    "shards.scan": Operation(_shards_scan, 900.0),
+    "shards.repair": Operation(_shards_repair, 900.0),
     "audits.get": Operation(_audits_get, 20.0),
     "audits.faults": Operation(_audits_faults, 20.0),
     "archive.have": Operation(_archive_have, 20.0),

@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 VERIFY_S = 130.0
 SHORT_S = 70.0
+SCAN_S = 910.0
 RESET_S = 900.0
 """How long an answer is waited for, in seconds: a little over the agent's own deadlines, which say more."""
 
@@ -331,9 +332,24 @@ class Fleet:
         """List a folder of shards on the host."""
         return self._ask(name, "shards.list", ShardListing, SHORT_S, self._path(name, path))
 
-    def show_shard(self, name: str, path: str) -> Future[dict[str, Any]]:
-        """Show a shard's tensors, read on the host without torch and without unpickling anything."""
-        return self._ask(name, "shards.show", dict[str, Any], SHORT_S, self._path(name, path))
+    def show_shard(self, name: str, path: str, values: bool = False, only: str = "") -> Future[dict[str, Any]]:
+        """Show a shard's tensors, read on the host without torch and without unpickling anything.
+
+        With `values`, also statistics over a sample of each tensor whose key matches `only`.
+        """
+        args = {**self._path(name, path), "values": values, "only": only}
+        return self._ask(name, "shards.show", dict[str, Any], SHORT_S, args)
+
+    def scan_shard(
+        self, name: str, path: str, deep: bool = True, values: bool = False, only: str = "", all_values: bool = False
+    ) -> Future[dict[str, Any]]:
+        """Show a shard after reading all of it: checksums and lost pages, or statistics over every value."""
+        args = {**self._path(name, path), "deep": deep, "values": values, "only": only, "all_values": all_values}
+        return self._ask(name, "shards.scan", dict[str, Any], SCAN_S, args)
+
+    def repair_shard(self, name: str, path: str, out: str) -> Future[dict[str, Any]]:
+        """Write a mended copy of a cut torch file on the host; refused where a tensor is not whole."""
+        return self._ask(name, "shards.repair", dict[str, Any], SCAN_S, {**self._path(name, path), "out": out})
 
     def trust(self, name: str, key: HostKey) -> Future[None]:
         """Trust the key that a new host offered, and connect."""

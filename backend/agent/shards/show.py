@@ -8,10 +8,13 @@ from backend.agent.shards.describe import describe
 from backend.agent.shards.findings import ERROR, INFO
 from backend.agent.shards.report import Report
 from backend.agent.shards.source import Source
+from backend.agent.shards.values.statistics import statistics
 
 
-def show(path: str, deep: bool = False) -> Dict[str, Any]:
-    """Describe one file.
+def show(
+    path: str, deep: bool = False, values: bool = False, only: str = "", all_values: bool = False
+) -> Dict[str, Any]:
+    """Describe one file; with `deep`, after reading every byte; with `values`, with statistics of its tensors.
 
     Returns a dictionary that fits one message:
 
@@ -24,6 +27,8 @@ def show(path: str, deep: bool = False) -> Dict[str, Any]:
       whole (all its bytes are there), note
     - logical_bytes: the sum of the entries' bytes; stored_bytes: each storage once
     - values: {key, text} of what is no tensor; metadata: texts of a safetensors header
+    - statistics: None without `values`, else what `values.statistics` says of the tensors that match `only`,
+      over a sample or `all_values`
     - notes: {code, level: info | warning | error, text, subject}; `findings.MEANINGS` lists the codes
 
     All texts are safe to show. Raises wire.Refused (not-found, is-folder, not-a-file, forbidden, unreadable)
@@ -31,7 +36,9 @@ def show(path: str, deep: bool = False) -> Dict[str, Any]:
     """
     source = Source(path)
     try:
-        return _result(source, describe(source, deep))
+        report = describe(source, deep)
+        told = statistics(source, report, only, all_values) if values else None
+        return dict(_result(source, report), statistics=told)
     finally:
         source.close()
 

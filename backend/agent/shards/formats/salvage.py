@@ -104,7 +104,7 @@ def read(source: Source, report: Report) -> None:
         where[key] = Extent(record.data_at, there)
         report.stored_bytes += there
         whole += there == record.size_bytes
-        if there == record.size_bytes:
+        if there == record.size_bytes and record.data_at <= source.size_bytes:
             _check_written(source, report, record)
     text = "cut off: %d of %d bytes (%.1f %%) are there; %d of %d storages are whole"
     share = 100 * source.size_bytes / found.size_bytes

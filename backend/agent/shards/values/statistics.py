@@ -1,0 +1,127 @@
+"""Peeks and statistics of a report's tensors, bounded in bytes read and in the size of the reply."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from typing import Any, Dict, List, Optional, Tuple
+
+from backend.agent.shards.pickles.nodes import Unreadable
+from backend.agent.shards.report import Report
+from backend.agent.shards.source import Source
+from backend.agent.shards.values import withnumpy
+from backend.agent.shards.values.numbers import known, part_of, told
+from backend.agent.shards.values.spans import Runs, pieces, runs_of
+from backend.agent.shards.values.tally import Tally, count_plain
+from backend.shardfmt.dtypes import ITEM_BYTES
+
+SAMPLE_BYTES = {"numpy": 4 << 20, "plain": 512 << 10}
+"""Read of each tensor by default: some 20 ms each, either way."""
+
+MAX_TENSORS = 40
+MAX_REPLY_BYTES = 28 * 1024
+PEEKED = 4
+_PICKED_ALL = 65_536
+_PICKED_PIECE = 8192
+
+
+def statistics(source: Source, report: Report, only: str = "", all_values: bool = False) -> Dict[str, Any]:
+    """Look at the values of the tensors whose keys match `only` (a pattern; empty: all).
+
+    Returns {by: numpy | plain, tensors, left_out}: for each tensor its key, `first` and `last` elements,
+    why it was not read (`problem`, else empty), and what `tally.Tally.told` says. `left_out` counts those
+    that did not fit a reply.
+    """
+    numpy = withnumpy.load()
+    by = "plain" if numpy is None else "numpy"
+    wanted = [row for row in report.entries if not only or row["key"] == only or fnmatch.fnmatchcase(row["key"], only)]
+    sample = 0 if all_values else SAMPLE_BYTES[by]
+    found: List[Dict[str, Any]] = []
+    room = MAX_REPLY_BYTES
+    for row in wanted[:MAX_TENSORS]:
+        made = _of_row(report.content or source, report, row, sample, numpy)
+        room -= len(json.dumps(made, separators=(",", ":"))) + 1
+        if room < 0:
+            break
+        found.append(made)
+    return {"by": by, "tensors": found, "left_out": len(wanted) - len(found)}
+
+
+def _of_row(source: Source, report: Report, row: Dict[str, Any], sample: int, numpy: Any) -> Dict[str, Any]:
+    made: Dict[str, Any] = {"key": row["key"], "problem": _problem(report, row), "first": [], "last": []}
+    if made["problem"]:
+        return made
+    item = ITEM_BYTES[row["dtype"]]
+    try:
+        made["first"], made["last"] = peek(source, row, item)
+        runs = runs_of(row, item)
+        if runs.scattered:
+            made["problem"] = "its elements lie too far apart to be counted"
+            return made
+        tally = _tally(source, row, runs, sample, numpy)
+    except Unreadable as problem:
+        made["problem"] = problem.text
+        return made
+    if tally is None:
+        made["problem"] = "its bytes ended while they were read"
+        return made
+    numel = 1
+    for size in row["shape"]:
+        numel *= size
+    made.update(tally.told(numel * part_of(row["dtype"])[1]))
+    return made
+
+
+def _problem(report: Report, row: Dict[str, Any]) -> str:
+    """Say why a tensor's values cannot be told, or nothing."""
+    if not known(row["dtype"]):
+        return "values of this type are not known here"
+    if row["bytes"] is None or row["stride"] is None:
+        return "it has no values of its own"
+    if row["offset"] is None:
+        return "where its bytes lie is not known"
+    if not row["whole"]:
+        return "not all of its bytes are there"
+    if any(finding.code == "big-endian" for finding in report.findings):
+        return "its numbers are big-endian"
+    return ""
+
+
+def peek(source: Source, row: Dict[str, Any], item_bytes: int) -> Tuple[List[Any], List[Any]]:
+    """Return the first and the last few elements, in the order of their indices."""
+    numel = 1
+    for size in row["shape"]:
+        numel *= size
+    ends = min(PEEKED, numel)
+    numbers = [list(range(ends)), list(range(max(ends, numel - PEEKED), numel))]
+    first, last = ([_element(source, row, item_bytes, number) for number in part] for part in numbers)
+    return first, last
+
+
+def _element(source: Source, row: Dict[str, Any], item_bytes: int, number: int) -> Any:
+    at = row["offset"]
+    for size, step in zip(reversed(row["shape"]), reversed(row["stride"])):
+        number, index = divmod(number, size)
+        at += index * step * item_bytes
+    data = source.read(at, item_bytes)
+    if len(data) < item_bytes:
+        raise Unreadable("truncated", "its bytes ended while they were read")
+    return told(row["dtype"], data)
+
+
+def _tally(source: Source, row: Dict[str, Any], runs: Runs, sample: int, numpy: Any) -> Optional[Tally]:
+    dtype, _ = part_of(row["dtype"])
+    tally = Tally()
+    counter = None if numpy is None else withnumpy.Counter(numpy, tally, dtype)
+    spans = list(pieces(runs, ITEM_BYTES[row["dtype"]], sample))
+    picked = max(_PICKED_PIECE, _PICKED_ALL // max(1, len(spans)))
+    for at, size in spans:
+        data = runs.read(source, at, size)
+        if len(data) < size:
+            return None
+        tally.read_bytes += size
+        if counter is not None:
+            counter.count(data, runs.row_bytes, picked)
+        else:
+            count_plain(tally, dtype, data, runs.row_bytes, picked)
+    return tally
