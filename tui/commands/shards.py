@@ -120,7 +120,7 @@ def shards_repair(session: Session, path: str, out: str, host_name: str | None, 
     if as_json:
         put_json(done)
         return
-    click.echo(f"{done['out']}: {done['tensors']} tensors, {done['bytes']:,} bytes, {done['lost_bytes']:,} made anew")
+    click.echo(f"{done['out']}: tensors: {done['tensors']}, {done['bytes']:,} bytes, {done['lost_bytes']:,} made anew")
     for note in done["notes"]:
         click.echo(f"  {note['level']} {note['code']}: {note['text']}")
 

@@ -56,6 +56,12 @@ class Inflated(Source):
             left -= len(part)
         return b"".join(parts)
 
+    def read_into(self, at: int, buffer: memoryview) -> int:
+        """Fill a buffer from an offset of the inflated stream and return how much."""
+        data = self.read(at, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     def pieces(self) -> Iterator[bytes]:
         """Yield the whole stream."""
         self._begin()

@@ -63,6 +63,23 @@ class Source:
         self.read_bytes += len(data)
         return data
 
+    def read_into(self, at: int, buffer: memoryview) -> int:
+        """Fill a buffer from an offset and return how much: less where the file ends.
+
+        Page-aligned buffers are several times faster where the kernel copies by string instructions.
+        """
+        filled = 0
+        try:
+            while filled < len(buffer):
+                size = os.preadv(self._fd, [buffer[filled:]], at + filled)
+                if not size:
+                    break
+                filled += size
+        except OSError as error:
+            raise refusal(self.path, error) from None
+        self.read_bytes += filled
+        return filled
+
     def tail(self) -> Tuple[int, bytes]:
         """Return the last bytes of the file, and where they begin."""
         if not self._tail:

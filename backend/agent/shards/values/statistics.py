@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Optional, Tuple
 
+from backend.agent.shards.inflated import Inflated
 from backend.agent.shards.pickles.nodes import Unreadable
 from backend.agent.shards.report import Report
 from backend.agent.shards.source import Source
@@ -21,8 +25,9 @@ SAMPLE_BYTES = {"numpy": 4 << 20, "plain": 512 << 10}
 MAX_TENSORS = 40
 MAX_REPLY_BYTES = 28 * 1024
 PEEKED = 4
+MAX_THREADS = 4
 _PICKED_ALL = 65_536
-_PICKED_PIECE = 8192
+_PICKED_PIECE = 1024
 
 
 def statistics(source: Source, report: Report, only: str = "", all_values: bool = False) -> Dict[str, Any]:
@@ -110,18 +115,45 @@ def _element(source: Source, row: Dict[str, Any], item_bytes: int, number: int) 
 
 
 def _tally(source: Source, row: Dict[str, Any], runs: Runs, sample: int, numpy: Any) -> Optional[Tally]:
-    dtype, _ = part_of(row["dtype"])
-    tally = Tally()
-    counter = None if numpy is None else withnumpy.Counter(numpy, tally, dtype)
+    """Count every piece, or return None where the bytes end early.
+
+    With numpy, reading and counting leave Python's lock, so threads share the pieces of a large tensor: each its
+    own, in a fixed order, that the sums may be repeated.
+    """
     spans = list(pieces(runs, ITEM_BYTES[row["dtype"]], sample))
-    picked = max(_PICKED_PIECE, _PICKED_ALL // max(1, len(spans)))
-    for at, size in spans:
-        data = runs.read(source, at, size)
-        if len(data) < size:
+    count = _Counting(source, row["dtype"], runs, numpy, max(_PICKED_PIECE, _PICKED_ALL // max(1, len(spans))))
+    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)), len(spans) // 8)
+    if numpy is None or threads < 2 or isinstance(source, Inflated):
+        return count.pieces(spans)
+    with ThreadPoolExecutor(threads) as pool:
+        tallies = list(pool.map(count.pieces, [spans[first::threads] for first in range(threads)]))
+    whole = Tally()
+    for tally in tallies:
+        if tally is None:
             return None
-        tally.read_bytes += size
-        if counter is not None:
-            counter.count(data, runs.row_bytes, picked)
-        else:
-            count_plain(tally, dtype, data, runs.row_bytes, picked)
-    return tally
+        whole.join(tally)
+    return whole
+
+
+class _Counting:
+    """How the pieces of one tensor are counted."""
+
+    def __init__(self, source: Source, dtype: str, runs: Runs, numpy: Any, picked: int) -> None:
+        self._source, self._runs, self._numpy, self._picked = source, runs, numpy, picked
+        self._dtype, _ = part_of(dtype)
+
+    def pieces(self, spans: List[Tuple[int, int]]) -> Optional[Tally]:
+        """Count some pieces, or return None where the bytes end early."""
+        tally = Tally()
+        counter = None if self._numpy is None else withnumpy.Counter(self._numpy, tally, self._dtype)
+        pages = memoryview(mmap.mmap(-1, max([size for _, size in spans], default=1)))
+        for at, size in spans:
+            view = pages[:size]
+            if self._runs.read_into(self._source, at, view) < size:
+                return None
+            tally.read_bytes += size
+            if counter is not None:
+                counter.count(view, self._runs.row_bytes, self._picked)
+            else:
+                count_plain(tally, self._dtype, bytes(view), self._runs.row_bytes, self._picked)
+        return tally

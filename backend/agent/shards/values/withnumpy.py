@@ -6,7 +6,7 @@ import importlib
 from typing import Any, Optional
 
 from backend.agent.shards.values.numbers import EIGHT_BITS, FLOATS, INTEGERS
-from backend.agent.shards.values.tally import Tally
+from backend.agent.shards.values.tally import KEPT_OF_PIECE, Tally
 
 
 def load() -> Optional[Any]:
@@ -24,7 +24,7 @@ class Counter:
         self._np, self._tally, self._dtype = numpy, tally, dtype
         self._words = numpy.dtype("<u%d" % FLOATS[dtype].item_bytes) if dtype in FLOATS else None
 
-    def count(self, data: bytes, row_bytes: int, picked: int) -> None:
+    def count(self, data: memoryview, row_bytes: int, picked: int) -> None:
         """Count one piece. `picked` is how many values make up mean and norm."""
         if self._words is not None:
             self._floats(data, row_bytes, picked)
@@ -36,7 +36,7 @@ class Counter:
             self._tally.span(int(values.min()), int(values.max()))
             self._sample(values, picked)
 
-    def _floats(self, data: bytes, row_bytes: int, picked: int) -> None:
+    def _floats(self, data: memoryview, row_bytes: int, picked: int) -> None:
         np, tally = self._np, self._tally
         words = np.frombuffer(data, self._words)
         infinite, sign = FLOATS[self._dtype].infinite, 1 << (8 * words.itemsize - 1)
@@ -73,10 +73,11 @@ class Counter:
         self._add(values)
 
     def _add(self, values: Any) -> None:
-        kept = values.tolist() if values.size <= 2048 else values
-        self._tally.sample(kept, float(values.sum()), float(self._np.dot(values, values)))
+        self._tally.moments_add(values.size, float(values.sum()), float(self._np.dot(values, values)))
+        if self._tally.wants():
+            self._tally.kept.extend(values[:: -(-values.size // KEPT_OF_PIECE)].tolist())
 
-    def _eight_bits(self, data: bytes, row_bytes: int) -> None:
+    def _eight_bits(self, data: memoryview, row_bytes: int) -> None:
         """Count each of 256 words, which is exact."""
         np, tally = self._np, self._tally
         words = np.frombuffer(data, np.uint8)
@@ -92,12 +93,12 @@ class Counter:
             self._add(values[np.isfinite(values)])
 
     def _zero_rows(self, words: Any, row_bytes: int, mask: int) -> None:
-        """Count rows of zeros: the first words of each row pick the few that are worth a full look."""
+        """Count rows of zeros: the first word of each row picks the few that are worth a full look."""
         if not row_bytes:
             return
         width = row_bytes // words.itemsize
         rows = words[: words.size // width * width].reshape(-1, width)
         self._tally.rows += len(rows)
         bits = words.dtype.type(mask)
-        for number in self._np.flatnonzero(~(rows[:, :8] & bits).any(axis=1)):
+        for number in self._np.flatnonzero((rows[:, 0] & bits) == 0):
             self._tally.zero_rows += not (rows[number] & bits).any()
