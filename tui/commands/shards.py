@@ -1,4 +1,4 @@
-"""`shards list`, `shards show` and `shards audit`: what is in a file, here or on a host, without torch."""
+"""`shards list`, `show`, `repair` and `audit`: what is in a file, here or on a host, without torch."""
 
 from __future__ import annotations
 
