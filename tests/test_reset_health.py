@@ -163,8 +163,9 @@ def test_a_counter_that_began_anew_and_a_link_that_came_back_say_nothing(bench: 
 
 
 def test_what_a_baseline_accepts_is_not_said_again(bench: Bench) -> None:
-    bench.set(persistence=0, compute_mode=3)
-    assert bench.found(base={"persistence": Reading(0), "compute_mode": Reading(3)}) == []
+    bench.set(persistence=0, compute_mode=3, power_limit_mw=500_000)
+    base = {"persistence": Reading(0), "compute_mode": Reading(3), "power_limit_w": Reading(500.0)}
+    assert bench.found(base=base) == []
 
 
 @pytest.mark.parametrize("idle", [True, False])
@@ -175,6 +176,13 @@ def test_heat_and_power_at_rest_are_warnings_of_a_verification_alone(bench: Benc
     if idle:
         assert "at 61 °C" in found[0].reason
         assert "draws 160 W, at the baseline 100" in found[1].reason
+
+
+def test_a_gpu_that_a_display_server_draws_on_may_be_busy_and_warm(bench: Bench) -> None:
+    busy = [{"utilisation_percent": Reading(7)}] * 3
+    bench.set(temperature_c=65)
+    assert len(bench.found(settled=busy, idle=True)) == 2
+    assert bench.found(settled=busy, idle=True, drawn_on=True) == []
 
 
 EVERY = (
@@ -193,6 +201,16 @@ def test_functions_that_an_older_driver_lacks_are_neither_gap_nor_finding(tmp_pa
     assert health.unread(readings) == []
     assert health.findings(Case("GPU-0", readings, before=readings, idle=True)) == []
     assert readings["sram_threshold_exceeded"] == NOT_SUPPORTED
+
+
+def test_a_function_that_older_bindings_lack_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("pynvml.nvmlDeviceGetUnrepairableMemoryFlag_v1", raising=False)
+    with NvmlDouble(1, tmp_path=tmp_path) as nvml:
+        bench = Bench(nvml)
+        readings = bench.read()
+        bench.watch.close()
+    assert readings["memory_unrepairable"] == NOT_SUPPORTED
+    assert readings["remapped_uncorrected"] == Reading(0)
 
 
 @pytest.mark.parametrize("code", [3, 2, 25])

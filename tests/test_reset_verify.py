@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +100,20 @@ class TestSettling:
         nvml.gpu(0).set(clock_reasons=reasons)
         monkeypatch.setattr(settling, "SETTLED_S", 600.0)
         assert words(check(nvml)) == [CLEAN] * 3
+
+    def test_a_display_server_may_keep_its_gpu_busy(self, nvml: NvmlDouble, tmp_path: Path) -> None:
+        program = tmp_path / "Xorg"
+        shutil.copy("/bin/sleep", program)
+        server = subprocess.Popen([program, "600"])
+        try:
+            nvml.gpu(0).set(utilisation=[7, 1])
+            nvml.gpu(0).hold(server.pid, 4 * MIB, "graphics")
+            receipt = check(nvml)
+        finally:
+            server.kill()
+            server.wait()
+        assert words(receipt) == [CLEAN] * 3
+        assert receipt.after[0].findings == []
 
     def test_it_counts_from_the_clear(self, nvml: NvmlDouble) -> None:
         nvml.gpu(0).set(utilisation=[100, 0])

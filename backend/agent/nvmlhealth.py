@@ -61,7 +61,7 @@ def _parts(n: Any) -> List[Part]:
         _one("ecc_corrected_dram_lifetime", errors_in(n.NVML_MEMORY_LOCATION_DRAM), COUNT),
         _one("ecc_corrected_sram_lifetime", errors_in(n.NVML_MEMORY_LOCATION_SRAM), COUNT),
         (("sram_threshold_exceeded",), _sram),
-        _one("memory_unrepairable", n.nvmlDeviceGetUnrepairableMemoryFlag_v1, FLAG),
+        (("memory_unrepairable",), _unrepairable),
         (("remapped_corrected", "remapped_uncorrected"), _remapped),
         _one("retired_single_bit", lambda h: len(n.nvmlDeviceGetRetiredPages(h, 0)), COUNT),
         _one("retired_double_bit", lambda h: len(n.nvmlDeviceGetRetiredPages(h, 1)), COUNT),
@@ -92,6 +92,12 @@ def _sram(n: Any, handle: Any) -> List[Reading]:
     status = n.c_nvmlEccSramErrorStatus_v1_t()
     n.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
     return [FLAG(status.bThresholdExceeded)]
+
+
+def _unrepairable(n: Any, handle: Any) -> List[Reading]:
+    """Read a flag that older bindings (13.580) do not know; what they lack is not offered either."""
+    get = getattr(n, "nvmlDeviceGetUnrepairableMemoryFlag_v1", None)
+    return [FLAG(get(handle)) if get else NOT_SUPPORTED]
 
 
 def _remapped(n: Any, handle: Any) -> List[Reading]:

@@ -28,7 +28,7 @@ VOLATILE = (
 )  # fmt: skip
 LASTING = (
     "remapped_corrected", "remapped_uncorrected", "retired_single_bit", "retired_double_bit", "pcie_width",
-    "nvlink_active", "compute_mode", "power_w",
+    "nvlink_active", "compute_mode", "power_w", "power_limit_w",
 )  # fmt: skip
 
 SAMPLES = 5

@@ -46,6 +46,7 @@ class GpuState:
     pids: Set[int] = field(default_factory=set)
     held_by: Set[int] = field(default_factory=set)
     limited: List[str] = field(default_factory=list)
+    drawn_on: bool = False  # by a display server, which is no reason against it
     unknown: str = ""
 
     @property
@@ -90,6 +91,7 @@ def _memory_and_lists(state: GpuState, used: Reading, contexts: ContextList) -> 
         state.unknown = state.unknown or "its process lists could not be read: %s" % contexts.problem
     for pid, _, kind in contexts.processes:
         if kind == "graphics" and protected(procfs.exe(pid)):
+            state.drawn_on = True
             continue  # a display server draws on it; what it holds is part of the baseline
         state.pids.add(pid)
         state.why.append(_listed(pid, kind))

@@ -39,7 +39,7 @@ def judge(
     now = health.read_surely(watch)
     cases = {index: _case(state, before, now) for index, state in states.items()}
     for index, case in cases.items():
-        case.settled = settled.get(index, [])
+        case.settled, case.drawn_on = settled.get(index, []), states[index].drawn_on
         case.idle = not before.gpus and states[index].free
     receipt.after = _judged(states, cases, watch)
     wrong = host.findings(baseline.load(), watch.inventory, devices)

@@ -30,7 +30,8 @@ class Case:
     `before` are its readings before the first signal, `elapsed_s` earlier; empty in a verification. `base` are those
     of the baseline, `base_s` earlier, without what another boot has begun anew. `settled` are the readings of some
     moments after the clear, only of a GPU that nobody holds and that looked busy or slowed down. `idle` says that
-    nothing was ended just now, so that heat and power are those of a GPU at rest.
+    nothing was ended just now, so that heat and power are those of a GPU at rest; `drawn_on` that a display server uses
+    it, so that it may well be busy.
     """
 
     address: str
@@ -41,6 +42,7 @@ class Case:
     base_s: float = 0.0
     settled: List[Readings] = field(default_factory=list)
     idle: bool = False
+    drawn_on: bool = False
 
     def value(self, name: str) -> Optional[float]:
         """Return a reading as a number, or None where there is none."""

@@ -41,7 +41,7 @@ def temperature(case: Case) -> Iterator[Finding]:
             yield Finding("%d °C are left to its slowdown temperature%s" % (margin, hot), COOL, shown, WARN)
     elif heat is not None and heat > NO_LIMIT_C:
         yield Finding("it is at %d °C, over %d" % (heat, NO_LIMIT_C), COOL, shown)
-    if case.idle and heat is not None and heat > IDLE_WARN_C:
+    if case.idle and not case.drawn_on and heat is not None and heat > IDLE_WARN_C:
         text = "nobody holds it and it is at %d °C, over %d" % (heat, IDLE_WARN_C)
         yield Finding(text, "normal for half a minute after a job; later, " + COOL, shown, WARN)
 
@@ -53,7 +53,8 @@ def power(case: Case) -> Iterator[Finding]:
         text = "nobody holds it and it draws %d W, at the baseline %d" % (now, was)
         yield Finding(text, "normal for half a minute after a job", case.smi("POWER"), WARN)
     limit_w, default_w = case.value("power_limit_w"), case.value("power_limit_default_w")
-    if limit_w is not None and default_w is not None and limit_w < default_w:
+    accepted = case.recorded("power_limit_w")
+    if limit_w is not None and default_w is not None and limit_w < default_w and limit_w != accepted:
         text = "its power limit is %d W, by default %d" % (limit_w, default_w)
         yield Finding(text, "sudo nvidia-smi -pl %d -i %s" % (default_w, case.address), case.smi("POWER"), WARN)
 
@@ -78,7 +79,7 @@ def clocks(case: Case) -> Iterator[Finding]:
 def stuck_utilisation(case: Case) -> Iterator[Finding]:
     """A GPU that nobody holds and that says it works, at each of the moments."""
     seen = [one.get("utilisation_percent", NOT_SUPPORTED).number() or 0 for one in case.settled]
-    if len(seen) >= SAMPLES and all(seen):
+    if len(seen) >= SAMPLES and all(seen) and not case.drawn_on:
         text = "nobody holds it and its utilisation stays at %d %%" % min(seen)
         action = "open and close a CUDA context on it; if it stays so, " + case.reset
         yield Finding(text, action, case.query("utilization.gpu"), FAIL)
