@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any, List, Tuple
 
-from backend.agent.shards.formats.safetensors import whole_number
+from backend.agent.shards.formats.safetensors import refuse_crowded, whole_number
 from backend.agent.shards.pickles import walk
 from backend.agent.shards.pickles.nodes import Mapping, Unreadable
 from backend.agent.shards.report import Report
@@ -28,8 +28,10 @@ def read(source: Source, report: Report) -> None:
     report.format = name if name == layout.CONFIG_NAME else "json"
     if source.size_bytes > MAX_BYTES:
         raise Unreadable("too-large", "a JSON file of %d bytes" % source.size_bytes)
+    text = source.read(0, source.size_bytes)
+    refuse_crowded(text)
     try:
-        root = json.loads(source.read(0, source.size_bytes), object_pairs_hook=_mapping, parse_int=whole_number)
+        root = json.loads(text, object_pairs_hook=_mapping, parse_int=whole_number)
     except (ValueError, RecursionError) as error:
         reason = "line %d: %s" % (error.lineno, error.msg) if isinstance(error, json.JSONDecodeError) else str(error)
         raise Unreadable("bad-json", "it is not JSON: %s" % reason) from None

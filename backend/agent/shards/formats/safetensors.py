@@ -14,8 +14,11 @@ from backend.shardfmt import safetensors as fmt
 from backend.shardfmt.dtypes import ITEM_BYTES, MAX_COUNT, SAFETENSORS, count, is_floating
 from backend.wire import printable
 
-MAX_HEADER_BYTES = 16 << 20
-"""What is read here: 100,000 tensors and more. The format allows 100 MB."""
+MAX_HEADER_BYTES = 8 << 20
+"""What is read here: some 80,000 tensors. The format allows 100 MB."""
+
+MAX_CONTAINERS = 300_000
+"""Objects and lists in JSON that is parsed: each costs a hundred bytes, whatever its text. A tensor has three."""
 
 MAX_TENSORS = 200_000
 MAX_METADATA = 50
@@ -60,6 +63,7 @@ def _header(source: Source) -> Dict[str, Any]:
     if size > MAX_HEADER_BYTES:
         raise Unreadable("too-large", "a header of %d bytes is longer than is read here" % size)
     raw = source.read(fmt.LENGTH_BYTES, size)
+    refuse_crowded(raw)
     try:
         header = json.loads(raw, object_pairs_hook=_pairs, parse_int=whole_number)
     except _Twice as error:
@@ -69,6 +73,12 @@ def _header(source: Source) -> Dict[str, Any]:
     if not isinstance(header, dict):
         raise Unreadable("bad-header", "its header is not a JSON object")
     return header
+
+
+def refuse_crowded(text: bytes) -> None:
+    """Raise Unreadable where JSON holds more objects and lists than are worth their memory."""
+    if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
+        raise Unreadable("too-large", "JSON of more than %d objects and lists" % MAX_CONTAINERS)
 
 
 def _pairs(items: List[Tuple[str, Any]]) -> Dict[str, Any]:

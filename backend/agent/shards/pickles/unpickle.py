@@ -12,8 +12,11 @@ from typing import Any, Callable, Dict, List, Tuple
 from backend.agent.shards.pickles import rebuild
 from backend.agent.shards.pickles.nodes import Array, EndsEarly, Global, Mapping, Opaque, Storage, Tensor, Unreadable
 
-MAX_WORK = 2_000_000
-"""Opcodes, and what single ones do more than once. A file of 50,000 tensors stays below."""
+MAX_WORK = 400_000
+"""Opcodes, and what single ones cost more than others. A file of 8,000 tensors stays below; a sample takes 200."""
+
+_OBJECT_WORK = 4
+"""Of what makes an object of ours, beside the opcode: a hundred bytes and more each."""
 
 MAX_INT_BYTES = 32
 MAX_LINE = 1024
@@ -135,6 +138,7 @@ class Unpickler:
         """Push a name. It is noted, not imported."""
         if not isinstance(module, str) or not isinstance(name, str) or len(module) + len(name) > MAX_LINE:
             raise _damaged("a name that is no short text")
+        self.spend(_OBJECT_WORK)
         found = Global(rebuild.canonical(module), name)
         if len(self.names) < MAX_NAMES:
             self.names.setdefault(found.full, found)
@@ -142,6 +146,7 @@ class Unpickler:
 
     def call(self, target: Any, args: Any) -> None:
         """Push the description of a call."""
+        self.spend(_OBJECT_WORK)
         if not isinstance(target, Global):
             self.push(Opaque("something that is no name", [target, args]))
         elif not isinstance(args, tuple):
@@ -151,6 +156,7 @@ class Unpickler:
 
     def persistent(self) -> None:
         """Replace a persistent id by its storage. One storage may be named twice, but with one size."""
+        self.spend(_OBJECT_WORK)
         found = rebuild.storage(self.pop())
         if isinstance(found, Storage):
             self._know(found)
@@ -262,10 +268,20 @@ def _append(u: Unpickler) -> None:
     u.extend([value])
 
 
+def _empty_dict(u: Unpickler) -> None:
+    u.spend(_OBJECT_WORK)
+    u.push(Mapping())
+
+
 def _new_dict(u: Unpickler) -> None:
     flat = u.since_mark()
-    u.push(Mapping())
+    _empty_dict(u)
     u.set_items(flat)
+
+
+def _empty_list(u: Unpickler) -> None:
+    u.spend(1)
+    u.push([])
 
 
 def _protocol(u: Unpickler) -> None:
@@ -302,7 +318,7 @@ _ACTIONS: Dict[int, Callable[[Unpickler], Any]] = {
     ord("X"): lambda u: _text(u, u.number(4)),
     0x8C: lambda u: _text(u, u.number(1)),
     0x8D: lambda u: _text(u, u.number(8)),
-    ord("]"): lambda u: u.push([]),
+    ord("]"): _empty_list,
     ord("l"): lambda u: u.push(u.since_mark()),
     ord("a"): _append,
     ord("e"): lambda u: u.extend(u.since_mark()),
@@ -311,11 +327,11 @@ _ACTIONS: Dict[int, Callable[[Unpickler], Any]] = {
     0x85: lambda u: u.push(u.last(1)),
     0x86: lambda u: u.push(u.last(2)),
     0x87: lambda u: u.push(u.last(3)),
-    ord("}"): lambda u: u.push(Mapping()),
+    ord("}"): _empty_dict,
     ord("d"): _new_dict,
     ord("s"): _set_item,
     ord("u"): lambda u: u.set_items(u.since_mark()),
-    0x8F: lambda u: u.push([]),  # EMPTY_SET
+    0x8F: _empty_list,  # EMPTY_SET
     0x90: lambda u: u.extend(u.since_mark()),
     0x91: lambda u: u.push(u.since_mark()),
     ord("g"): lambda u: u.recall(_whole(u.line())),

@@ -12,7 +12,7 @@ from backend.agent.shards.report import Report
 from backend.wire import printable
 
 MAX_DEPTH = 200
-MAX_VISITS = 100_000
+MAX_VISITS = 50_000
 MAX_KEY_CHARS = 100
 MAX_PATH_CHARS = 400
 MAX_NAMED = 20
