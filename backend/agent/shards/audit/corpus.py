@@ -52,7 +52,7 @@ def _row(raw: bytes, index: int) -> Optional[List[str]]:
     try:
         record = json.loads(raw)
         ids = array("q", record["input_ids"])
-        mask = array("q", record.get("loss_mask") or [1] * len(ids))
+        mask = bytes(record.get("loss_mask") or [1] * len(ids))
         name = record.get("id")
         if not ids or len(mask) != len(ids):
             return None

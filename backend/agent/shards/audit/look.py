@@ -12,7 +12,7 @@ from array import array
 from typing import Any, Callable, Dict, List, Optional
 
 from backend.agent.shards.audit.scan import file_crc32, scan
-from backend.agent.shards.audit.values import first_bad, integers, zero_rows
+from backend.agent.shards.audit.values import binary, first_bad, integers, zero_rows
 from backend.agent.shards.describe import describe
 from backend.agent.shards.findings import ERROR, INFO
 from backend.agent.shards.pickles.nodes import Unreadable
@@ -104,9 +104,9 @@ def ids_hash(numbers: "array[int]") -> str:
     return hashlib.blake2b(wide.tobytes(), digest_size=12).hexdigest()
 
 
-def mask_hash(numbers: "array[int]") -> str:
-    """Return what stands for a loss mask of 0 and 1."""
-    return hashlib.blake2b(bytes(numbers), digest_size=12).hexdigest()
+def mask_hash(mask: bytes) -> str:
+    """Return what stands for a loss mask of 0 and 1, a byte each."""
+    return hashlib.blake2b(mask, digest_size=12).hexdigest()
 
 
 def worst(found: Look) -> List[str]:
@@ -166,17 +166,17 @@ def _mask(content: Source, entries: Entries, found: Look) -> None:
     data = _bytes_of(content, entry)
     if entry is None or not data:
         return
-    try:
-        numbers = integers(data, entry["dtype"])
-    except KeyError:
-        found["notes"].append(["mask-values", ERROR, "%s is %s, not whole numbers" % (entry["key"], entry["dtype"])])
+    low = binary(data, entry["dtype"])
+    if low is None:
+        try:
+            numbers = integers(data, entry["dtype"])
+            text = "%s holds %d to %d, not 0 and 1" % (entry["key"], min(numbers), max(numbers))
+        except KeyError:
+            text = "%s is %s, not whole numbers" % (entry["key"], entry["dtype"])
+        found["notes"].append(["mask-values", ERROR, text])
         return
-    least, most = min(numbers), max(numbers)
-    if least < 0 or most > 1:
-        found["notes"].append(["mask-values", ERROR, "%s holds %d to %d, not 0 and 1" % (entry["key"], least, most)])
-        return
-    found["mask"] = {"hash": mask_hash(numbers)}
-    if most == 0:
+    found["mask"] = {"hash": mask_hash(low)}
+    if 1 not in low:
         found["notes"].append(["mask-empty", ERROR, "%s is all zero: the sample trains nothing" % entry["key"]])
 
 

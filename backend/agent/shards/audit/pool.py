@@ -7,6 +7,7 @@ filesystem cannot be killed: it is left behind, never waited for.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import resource
@@ -172,6 +173,8 @@ def _serve(work: Work, link: socket.socket) -> NoReturn:
                 told[0] = time.monotonic()
                 link.sendall(b"\n")
 
+        gc.freeze()
+        gc.set_threshold(100_000)  # a look leaves no cycles, and makes many objects
         with link.makefile("rb") as lines:
             for line in lines:
                 link.sendall(json.dumps(work(json.loads(line), tick)).encode("ascii") + b"\n")

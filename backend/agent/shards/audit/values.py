@@ -7,7 +7,7 @@ one search of every n-th byte finds the candidates.
 from __future__ import annotations
 
 from array import array
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from backend.shardfmt.dtypes import ITEM_BYTES
 
@@ -63,3 +63,13 @@ def integers(data: bytes, dtype: str) -> "array[int]":
     found: "array[int]" = array(_INTS[dtype])
     found.frombytes(data)
     return found
+
+
+def binary(data: bytes, dtype: str) -> Optional[bytes]:
+    """Return a byte for each number of a tensor that holds 0 and 1 only, else None."""
+    item = ITEM_BYTES[dtype] if dtype in _INTS else 0
+    if not item:
+        return None
+    low = data[::item]
+    ones = low.count(1)
+    return low if ones + low.count(0) == len(low) and data.count(0) == len(data) - ones else None
