@@ -75,6 +75,7 @@ class Host(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     roots: list[str] = []
     accept_limited: bool = False
     other_users: bool = False
+    cuda_test: bool = True
     confirm: Literal["always", "never"] = "always"
 
     @property

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from backend.agent.seam import ContextList, DeviceTable, Driver, DriverError, Machine
 from backend.wire import NOT_SUPPORTED, SLOW, GpuFacts, Inventory, Reading, failed
 from tests import holding
+from tests.cuda.beside import library_in, residue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +70,8 @@ class ClaimDriver(Driver):
         if index in settings.get("lost", []):
             return failed("GPU is lost (NVML 15)"), ContextList(problem="GPU is lost (NVML 15)")
         used, contexts = settings.get("idle_bytes", {}).get(str(index), 0), ContextList()
+        if residue(self._root) == f"GPU-{index:04d}":
+            used += 22 << 20  # what a bare context holds on an H200
         for name in sorted(os.listdir(os.path.join(self._root, "claims"))):
             if name.startswith(f"{index}.") and not name.endswith(".new"):
                 claim = self._claim(os.path.join(self._root, "claims", name))
@@ -121,7 +124,7 @@ class ClaimDriver(Driver):
 def machine(root: str) -> Machine:
     """Return the bench's machine, whose agent is this module."""
     relaunch = [sys.executable, "-m", "tests.resetting", root]
-    return Machine(lambda: ClaimDriver(root), lambda: FileDevices(root), relaunch)
+    return Machine(lambda: ClaimDriver(root), lambda: FileDevices(root), relaunch, cuda_library=library_in(root))
 
 
 class Bench:

@@ -42,7 +42,7 @@ def main(make_driver: Callable[[], Driver], skip: FrozenSet[int], requests: int,
     try:
         _reset_signals()
         requests, answers = _close_others(requests, answers)
-        _die_with(parent)
+        die_with(parent)
         path = ours.register("driver")
         _serve(make_driver, skip, requests, answers)
     finally:
@@ -156,7 +156,7 @@ def _close_others(requests: int, answers: int) -> Tuple[int, int]:
     return requests, answers
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Ask the kernel for SIGKILL when the agent dies, whatever this process waits for then."""
     try:
         import ctypes

@@ -15,7 +15,7 @@ def main(argv: List[str]) -> int:
     from backend.agent.devices import NvidiaDevices
     from backend.agent.nvml import NvmlDriver
 
-    return serve(Machine(NvmlDriver, NvidiaDevices, relaunch()), argv)
+    return serve(Machine(NvmlDriver, NvidiaDevices, relaunch(), cuda_library="libcuda.so.1"), argv)
 
 
 def relaunch(*arguments: str, module: str = "backend.agent.main") -> List[str]:
@@ -44,6 +44,10 @@ def serve(machine: Machine, argv: List[str]) -> int:
         from backend.agent.reset.cycle import main as reset
 
         return reset(machine, words[0], json.loads(words[1]))
+    if role == "cudatest":
+        from backend.agent.reset.cudachild import main as cudatest
+
+        return cudatest(machine.cuda_library, int(words[0]))
     if role == "adopt":
         from backend.agent.adopt.watcher import main as adopt
 
@@ -52,7 +56,7 @@ def serve(machine: Machine, argv: List[str]) -> int:
         from backend.agent.shards.audit.main import main as audit
 
         return audit(words)
-    sys.stderr.write("eightzeros agent: no role `%s`; roles: agent, supervise, reset, adopt, audit\n" % role)
+    sys.stderr.write("eightzeros agent: no role `%s`; roles: agent, supervise, reset, cudatest, adopt, audit\n" % role)
     return 2
 
 

@@ -124,9 +124,13 @@ class DeviceTable:
 
 @dataclass
 class Machine:
-    """The injected pair, and how to start this same program again in another role (argv before the role's name)."""
+    """The injected pair, and how to start this same program again in another role (argv before the role's name).
+
+    `cuda_library` is what the CUDA test loads; empty: this machine has none, and its GPUs are not tested.
+    """
 
     driver: Callable[[], Driver]
     devices: Callable[[], DeviceTable]
     relaunch: List[str]
     virtual: bool = False
+    cuda_library: str = ""

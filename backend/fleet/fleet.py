@@ -224,12 +224,13 @@ class Fleet:
         self._settle(host, receipt)
         return receipt
 
-    def verify(self, name: str) -> Future[Receipt]:
-        """Judge every GPU without killing anything."""
-        return self._submit(self._verify(self._host(name)))
+    def verify(self, name: str, cuda_test: bool = False) -> Future[Receipt]:
+        """Judge every GPU without killing anything; with `cuda_test` a small CUDA program runs on each free one."""
+        return self._submit(self._verify(self._host(name), cuda_test))
 
-    async def _verify(self, host: HostState) -> Receipt:
-        answer = await self._links[host.name].request("reset.verify", self._policy(host.name), timeout_s=VERIFY_S)
+    async def _verify(self, host: HostState, cuda_test: bool) -> Receipt:
+        args = {**self._policy(host.name), "cuda_test": cuda_test}
+        answer = await self._links[host.name].request("reset.verify", args, timeout_s=VERIFY_S)
         receipt = msgspec.convert(answer, Receipt)
         self._settle(host, receipt)
         return receipt
@@ -374,7 +375,7 @@ class Fleet:
 
     def _policy(self, name: str) -> dict[str, Any]:
         host = self._host(name).config
-        return {"other_users": host.other_users, "accept_limited": host.accept_limited}
+        return {"other_users": host.other_users, "accept_limited": host.accept_limited, "cuda_test": host.cuda_test}
 
     def _path(self, name: str, path: str) -> dict[str, Any]:
         return {"path": path, "roots": self._host(name).config.roots}

@@ -95,7 +95,8 @@ class Receipt:
     """The evidence of one reset or verification, complete only when `verdict` is set. Durations in seconds.
 
     `host_findings` are, like a GPU's `findings`, what is wrong with the host's set of GPUs.
-    `durations` has scan, grace, kill, release (last signal to every GPU clear), verdict and total, where they apply.
+    `durations` has scan, grace, kill, release (last signal to every GPU clear), cuda_test, verdict and total, where
+    they apply. `cuda_tests` has of each GPU {gpu, uuid, outcome, reason, step, code, name, total_s, steps, stuck}.
     """
 
     id: str
@@ -118,5 +119,6 @@ class Receipt:
     unseen: List[str] = field(default_factory=list)
     notes: List[str] = field(default_factory=list)
     host_findings: List[Dict[str, str]] = field(default_factory=list)
+    cuda_tests: List[Dict[str, Any]] = field(default_factory=list)
     verdict: str = ""
     path: str = ""

@@ -113,13 +113,14 @@ def _run(fleet: Fleet, host: HostState, plan: Plan) -> Receipt:
 
 @click.command()
 @host_option
+@click.option("--cuda-test", is_flag=True, help="Run a small CUDA program on every GPU that is free, too.")
 @json_option
 @pass_session
 @click.pass_context
-def verify(context: click.Context, session: Session, host_name: str | None, as_json: bool) -> None:
+def verify(context: click.Context, session: Session, host_name: str | None, cuda_test: bool, as_json: bool) -> None:
     """Judge every GPU of a host without killing anything."""
     with session.connected(host_name) as (fleet, host):
-        receipt = fleet.verify(host.name).result()
+        receipt = fleet.verify(host.name, cuda_test).result()
     _report(context, receipt, host.config.accept_limited, as_json)
 
 

@@ -20,6 +20,7 @@ from backend.agent.paths import state_dir
 from backend.agent.reset import health, verdict
 from backend.agent.reset.baseline import load as load_baseline
 from backend.agent.reset.clearance import Clearance, Clearing, MemoryCurve, states
+from backend.agent.reset.exercise import exercise
 from backend.agent.reset.judging import judge, judge_before
 from backend.agent.reset.ladder import Ladder, PlanChanged, describe_stuck, key
 from backend.agent.reset.look import Look, look
@@ -31,8 +32,6 @@ from backend.wire import CLEAN, GpuVerdict, Plan, Receipt, Refused
 
 VERIFY_S = 1.0
 """A verification does not wait for what is not free: only for it to stay free."""
-
-NO_KERNEL = "no kernel was run on the GPUs: memory, processes and error records were checked"
 
 
 @contextmanager
@@ -62,7 +61,7 @@ def main(machine: Machine, run_dir: str, options: Dict[str, Any]) -> int:
     It cannot be asked to stop: a kill that was begun ends with a verdict, within the hard limit of its waits.
 
     `options`: id, digest and plan (the file with the victims that were confirmed), other_users,
-    accept_limited; grace_s and deadline_s replace what the plan says.
+    accept_limited; cuda_test (True unless said otherwise); grace_s and deadline_s replace what the plan says.
     """
     for number in (signal.SIGHUP, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -169,8 +168,11 @@ class Cycle:
             cleared = clearing.wait(ladder.last_signal_at, deadline_s, ladder.fds)
         self._account(ladder, cleared)
         began = time.monotonic()
+        not_wanted = "" if self._options.get("cuda_test", True) else "cuda_test is off for this host"
         cleared_at = began if cleared.release_s is None else ladder.last_signal_at + cleared.release_s
-        word = judge(self._receipt, self._watch, self._machine.devices(), cleared.states, self._health, cleared_at)
+        tried = exercise(self._machine, self._watch, self._receipt, self._journal, cleared, cleared_at, not_wanted)
+        word = judge(self._receipt, self._watch, self._machine.devices(), tried.states, self._health,
+                     tried.cleared_at, tried.findings)  # fmt: skip
         self._receipt.durations["verdict"] = round(time.monotonic() - began, 3)
         self._finish(word, "")
         return 0 if verdict.passes(word, bool(self._options.get("accept_limited"))) else 1
@@ -212,7 +214,7 @@ def new_receipt(machine: Machine, receipt_id: str, kind: str) -> Receipt:
     rights = "run as uid %d, capabilities %s" % (os.geteuid(), procfs.status(os.getpid()).get("CapEff", "unknown"))
     return Receipt(
         receipt_id, kind, host=socket.gethostname(), virtual=machine.virtual, user=procfs.user_name(os.geteuid()),
-        boot_id=procfs.boot_id(), started_at=time.time(), notes=[rights, NO_KERNEL],
+        boot_id=procfs.boot_id(), started_at=time.time(), notes=[rights],
     )  # fmt: skip
 
 
@@ -234,8 +236,10 @@ def conclude(receipt: Receipt, journal: Journal) -> str:
     return "; ".join(text for text in (journal.problem, problem) if text)
 
 
-def verify(machine: Machine, *, accept_limited: bool, receipt_id: str = "", keep: bool = True) -> Receipt:
-    """Check without killing: every GPU free for at least a second, and healthy.
+def verify(
+    machine: Machine, *, accept_limited: bool, receipt_id: str = "", keep: bool = True, cuda_test: bool = False
+) -> Receipt:
+    """Check without killing: every GPU free for at least a second, and healthy; with `cuda_test` it computes too.
 
     With `keep` the receipt is written too; a gate that is looked at again and again leaves none behind.
     """
@@ -249,7 +253,10 @@ def verify(machine: Machine, *, accept_limited: bool, receipt_id: str = "", keep
         clearing = Clearing(watch, machine.devices, MemoryCurve(journal))
         began = time.monotonic()
         cleared = clearing.wait(began, VERIFY_S, nobody)
-        receipt.verdict = judge(receipt, watch, machine.devices(), cleared.states, health.NOTHING, began)
+        not_wanted = "" if cuda_test else "a verification runs one only when asked to"
+        tried = exercise(machine, watch, receipt, journal, cleared, began, not_wanted)
+        receipt.verdict = judge(receipt, watch, machine.devices(), tried.states, health.NOTHING, tried.cleared_at,
+                                tried.findings)  # fmt: skip
         receipt.unseen = sorted({text for state in cleared.states.values() for text in state.limited})
     finally:
         watch.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import nullcontext
 from typing import Any, Dict, List, Tuple
 
 from backend.agent.paths import state_dir
 from backend.agent.reset import baseline, health, receipt
 from backend.agent.reset.clearance import states
 from backend.agent.reset.cycle import one_at_a_time, verify
+from backend.agent.reset.exercise import LONGEST_S
 from backend.agent.reset.look import Look, look
 from backend.agent.reset.plan import difference, make_plan
 from backend.agent.reset.watch import Watch
@@ -30,8 +32,11 @@ def op_plan(machine: Machine, args: Dict[str, Any]) -> Plan:
 
 
 def op_verify(machine: Machine, args: Dict[str, Any]) -> Receipt:
-    """Check every GPU without killing anything."""
-    return verify(machine, accept_limited=bool(args.get("accept_limited")), receipt_id=str(args.get("id") or ""))
+    """Check every GPU without killing anything. Raises Refused where a CUDA test is asked for while a reset runs."""
+    asked = bool(args.get("cuda_test"))
+    with one_at_a_time("a verification with a CUDA test") if asked else nullcontext():
+        return verify(machine, accept_limited=bool(args.get("accept_limited")), receipt_id=str(args.get("id") or ""),
+                      cuda_test=asked)  # fmt: skip
 
 
 def op_baseline_record(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
@@ -102,13 +107,14 @@ def prepare_start(machine: Machine, args: Dict[str, Any]) -> RunSpec:
         path = ""  # a full disk: the reset then holds itself to the plan that was just compared
     options = {
         "id": reset_id, "digest": plan.digest, "plan": path, "other_users": other_users,
-        "accept_limited": bool(args.get("accept_limited")),
+        "accept_limited": bool(args.get("accept_limited")), "cuda_test": bool(args.get("cuda_test", True)),
     }  # fmt: skip
     for name in ("grace_s", "deadline_s"):
         if args.get(name) is not None:
             options[name] = float(args[name])
     argv = [*machine.relaunch, "reset", os.path.join(state_dir("runs"), reset_id), json.dumps(options)]
-    return RunSpec(reset_id, "reset", argv, label="kill and verify", grace_s=plan.grace_s + plan.deadline_s)
+    return RunSpec(reset_id, "reset", argv, label="kill and verify",
+                   grace_s=plan.grace_s + plan.deadline_s + LONGEST_S)  # fmt: skip
 
 
 def _shown(digest: str, plan: Plan) -> List[Process]:

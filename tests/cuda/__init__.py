@@ -1,0 +1,1 @@
+"""A double of the driver's CUDA library, for tests without a GPU."""
