@@ -97,6 +97,7 @@ class Receipt:
     `host_findings` are, like a GPU's `findings`, what is wrong with the host's set of GPUs.
     `durations` has scan, grace, kill, release (last signal to every GPU clear), cuda_test, verdict and total, where
     they apply. `cuda_tests` has of each GPU {gpu, uuid, outcome, reason, step, code, name, total_s, steps, stuck}.
+    `interrupted` is set where the reset's own process ended before its verdict: how far it went, in words.
     """
 
     id: str
@@ -122,3 +123,4 @@ class Receipt:
     cuda_tests: List[Dict[str, Any]] = field(default_factory=list)
     verdict: str = ""
     path: str = ""
+    interrupted: str = ""

@@ -21,6 +21,7 @@ from backend.agent.reset import health, verdict
 from backend.agent.reset.baseline import load as load_baseline
 from backend.agent.reset.clearance import Clearance, Clearing, MemoryCurve, states
 from backend.agent.reset.exercise import exercise
+from backend.agent.reset.interrupted import keep_begun
 from backend.agent.reset.judging import judge, judge_before
 from backend.agent.reset.ladder import Ladder, PlanChanged, describe_stuck, key
 from backend.agent.reset.look import Look, look
@@ -84,7 +85,7 @@ class Cycle:
 
         self._machine, self._options = machine, options
         self._runs: Runs = RunStore(machine)
-        self._journal = Journal(run_dir)
+        self._journal, self._run_dir = Journal(run_dir), run_dir
         self._watch = Watch(machine.driver)
         self._curve = MemoryCurve(self._journal)
         self._receipt = new_receipt(machine, str(options.get("id") or os.path.basename(run_dir)), "reset")
@@ -116,6 +117,7 @@ class Cycle:
                 ladder.bind(plan.victims)
             except PlanChanged as error:
                 return self._refuse(str(error))
+            keep_begun(self._run_dir, receipt)
             return self._carry_out(plan, ladder)
         finally:
             ladder.close()
@@ -168,6 +170,7 @@ class Cycle:
             cleared = clearing.wait(ladder.last_signal_at, deadline_s, ladder.fds)
         self._account(ladder, cleared)
         began = time.monotonic()
+        self._journal.write("phase", "checking the health of every GPU")
         not_wanted = "" if self._options.get("cuda_test", True) else "cuda_test is off for this host"
         cleared_at = began if cleared.release_s is None else ladder.last_signal_at + cleared.release_s
         tried = exercise(self._machine, self._watch, self._receipt, self._journal, cleared, cleared_at, not_wanted)

@@ -13,6 +13,7 @@ from backend.agent.reset import baseline, health, receipt
 from backend.agent.reset.clearance import states
 from backend.agent.reset.cycle import one_at_a_time, verify
 from backend.agent.reset.exercise import LONGEST_S
+from backend.agent.reset.interrupted import recover
 from backend.agent.reset.look import Look, look
 from backend.agent.reset.plan import difference, make_plan
 from backend.agent.reset.watch import Watch
@@ -77,11 +78,13 @@ def op_baseline_show(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
 
 def op_receipts_list(machine: Machine, args: Dict[str, Any]) -> List[Dict[str, Any]]:
     """Return the receipts of this host, the newest first."""
+    recover(machine)
     return receipt.list_receipts()
 
 
 def op_receipts_get(machine: Machine, args: Dict[str, Any]) -> Receipt:
     """Return one receipt."""
+    recover(machine)
     return receipt.load(str(args.get("id") or ""))
 
 
@@ -93,6 +96,7 @@ def prepare_start(machine: Machine, args: Dict[str, Any]) -> RunSpec:
     """
     reset_id, digest = str(args.get("id") or ""), str(args.get("digest") or "")
     receipt.plan_path(reset_id)
+    recover(machine)
     other_users = bool(args.get("other_users"))
     with one_at_a_time("the start of reset %s" % reset_id):
         seen, plan = _plan(machine, other_users)

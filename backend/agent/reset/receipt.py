@@ -35,10 +35,10 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 class Journal:
     """A reset's events: each line is on disk before the next thing happens. Times are seconds since its
-    start."""
+    start; one that is taken up again later goes on after its last."""
 
-    def __init__(self, folder: Optional[str]) -> None:
-        self.began = time.monotonic()
+    def __init__(self, folder: Optional[str], began_s_ago: float = 0.0) -> None:
+        self.began = time.monotonic() - began_s_ago
         self.events: List[ResetEvent] = []
         self.problem = ""
         self._fd = -1
@@ -124,10 +124,18 @@ def load(receipt_id: str) -> Receipt:
     if not isinstance(data, dict):
         text = "there is no receipt `%s` on this host" % receipt_id
         raise Refused("not-found", text, "eightzeros receipts lists them")
-    return _receipt(data)
+    return read(data)
 
 
-def _receipt(data: Dict[str, Any]) -> Receipt:
+def stored(receipt_id: str) -> bool:
+    """Say whether a receipt lies where `load` looks."""
+    path = path_of(receipt_id)
+    return any(os.path.exists(os.path.join(folder, os.path.basename(path)))
+               for folder in (os.path.dirname(path), spare_folder()) if folder)  # fmt: skip
+
+
+def read(data: Dict[str, Any]) -> Receipt:
+    """Turn a receipt's JSON into the record; one of an older version has what it lacks at its default."""
     receipt, plan = from_dict(Receipt, data), data.get("plan")
     if plan is not None:
         receipt.plan = from_dict(Plan, plan)
@@ -153,7 +161,7 @@ def _verdicts(rows: List[Any]) -> List[GpuVerdict]:
 
 
 def list_receipts() -> List[Dict[str, Any]]:
-    """Return {id, kind, started_at, verdict, killed, total_s} of every receipt, the newest first."""
+    """Return {id, kind, started_at, verdict, killed, total_s, interrupted} of every receipt, the newest first."""
     rows = []
     folder = state_dir("receipts")
     for name in os.listdir(folder):
@@ -165,12 +173,12 @@ def list_receipts() -> List[Dict[str, Any]]:
             data = None
         if not isinstance(data, dict):
             rows.append({"id": name[:-5], "kind": "", "started_at": 0.0, "verdict": "unreadable", "killed": 0,
-                         "total_s": 0.0})  # fmt: skip
+                         "total_s": 0.0, "interrupted": ""})  # fmt: skip
             continue
         rows.append({
             "id": str(data.get("id")), "kind": data.get("kind"), "started_at": data.get("started_at"),
             "verdict": data.get("verdict"), "killed": len(data.get("killed") or []),
-            "total_s": (data.get("durations") or {}).get("total", 0.0),
+            "total_s": (data.get("durations") or {}).get("total", 0.0), "interrupted": data.get("interrupted", ""),
         })  # fmt: skip
     return sorted(rows, key=lambda row: row["started_at"] or 0.0, reverse=True)
 
