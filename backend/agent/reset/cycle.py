@@ -170,10 +170,10 @@ class Cycle:
             cleared = clearing.wait(ladder.last_signal_at, deadline_s, ladder.fds)
         self._account(ladder, cleared)
         began = time.monotonic()
-        self._journal.write("phase", "checking the health of every GPU")
         not_wanted = "" if self._options.get("cuda_test", True) else "cuda_test is off for this host"
         cleared_at = began if cleared.release_s is None else ladder.last_signal_at + cleared.release_s
         tried = exercise(self._machine, self._watch, self._receipt, self._journal, cleared, cleared_at, not_wanted)
+        self._journal.write("phase", "checking the health of every GPU")
         word = judge(self._receipt, self._watch, self._machine.devices(), tried.states, self._health,
                      tried.cleared_at, tried.findings)  # fmt: skip
         self._receipt.durations["verdict"] = round(time.monotonic() - began, 3)
