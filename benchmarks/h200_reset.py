@@ -1,11 +1,10 @@
-"""On a machine with one NVIDIA GPU and torch: is `status` right, and is a reset quick and right?
+"""On a machine with one NVIDIA GPU: how long does a reset take beyond what the driver needs, and is it right?
 
-    python benchmarks/h200_reset.py OUT_DIR [--trials N]
+    PYTHONPATH=. python3 benchmarks/h200_reset.py OUT.json [--trials N] [--jitter-s S] [--budget-s S] [--only NAME ...]
 
-Writes readings to OUT_DIR/h200_reset.json and prints a table. The victim is a torch process that holds 60 GB, ignores
-SIGTERM and has a forked child that inherited its device files. A sampler of its own polls NVML every 10 ms, so that
-our time to clearance is judged by something else. Beside it runs the recipe that operators type by hand, mended so
-that it spares its own shell.
+Needs pynvml, and torch for one scenario; no console. Each reset is the agent's own program in its role `reset`, started
+from a plan like a console's. A sampler of its own reads NVML every 10 ms beside it. Readings are written after each
+scenario; what no longer fits into the budget is named as skipped.
 """
 
 from __future__ import annotations
@@ -13,240 +12,213 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
-import threading
+import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pynvml
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-VICTIM = """
-import os, signal, sys, time, torch
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-held = [torch.ones(2**28, dtype=torch.float32, device="cuda") for _ in range(int(sys.argv[1]))]
-torch.cuda.synchronize()
-heir = os.fork()
-if heir == 0:
-    time.sleep(600)
-    os._exit(0)
-print(heir, flush=True)
-a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-while True:
-    a = (a @ a).clamp(-1, 1)
-    torch.cuda.synchronize()
-"""
-RECIPE = (
-    "pkill -f '[v]ictim.py'; sleep 2; ps aux | grep '[v]ictim.py' | awk '{print $2}' | xargs -r kill -9; "
-    "sleep 1; sleep 5; nvidia-smi --query-gpu=index,memory.used --format=csv,noheader"
-)
-FIELDS = {
-    "memory_used_bytes": ("memory.used", 1 << 20),
-    "memory_total_bytes": ("memory.total", 1 << 20),
-    "memory_reserved_bytes": ("memory.reserved", 1 << 20),
-    "utilisation_percent": ("utilization.gpu", 1),
-    "temperature_c": ("temperature.gpu", 1),
-    "power_w": ("power.draw.instant", 1),
-    "power_limit_w": ("power.limit", 1),
-    "sm_clock_mhz": ("clocks.sm", 1),
-    "ecc_uncorrected": ("ecc.errors.uncorrected.volatile.total", 1),
-    "ecc_corrected": ("ecc.errors.corrected.volatile.total", 1),
-    "pcie_gen": ("pcie.link.gen.current", 1),
-    "pcie_width": ("pcie.link.width.current", 1),
-}
+import gpu_victims as victims
+from gpu_recipe import recipe
+from gpu_report import report
+from gpu_sampler import Sampler, jitter
+
+from backend.agent.devices import NvidiaDevices
+from backend.agent.main import relaunch
+from backend.agent.nvml import NvmlDriver
+from backend.agent.reset import cudatest, ops, receipt
+from backend.agent.seam import Machine
+from backend.wire import plain
+
+ROOT = str(Path(__file__).resolve().parent.parent)
+MPS = "nvidia-cuda-mps-control"
 
 
-class Sampler(threading.Thread):
-    """Poll memory used (v2) and the compute list every 10 ms; remember when they last were not at the floor."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        pynvml.nvmlInit()
-        self._gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-        self.floor_bytes = self.used()
-        self.rows: list[tuple[float, int, int]] = []
-        self.ended = threading.Event()
-
-    def used(self) -> int:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(self._gpu, version=pynvml.nvmlMemory_v2).used)
-
-    def run(self) -> None:
-        while not self.ended.wait(0.01):
-            count = len(pynvml.nvmlDeviceGetComputeRunningProcesses(self._gpu))
-            self.rows.append((time.time(), self.used(), count))
-
-    def cleared_after(self, at: float) -> float | None:
-        """Return the wall time of the first sample after `at` from which on all were clear, or None."""
-        dirty = [t for t, used, count in self.rows if t > at and (used > self.floor_bytes + (8 << 20) or count)]
-        later = [t for t, _, _ in self.rows if t > (dirty[-1] if dirty else at)]
-        return later[0] if later else None
+def machine() -> Machine:
+    """Return this host, with a program that finds the checkout from any folder."""
+    return Machine(NvmlDriver, NvidiaDevices, ["env", f"PYTHONPATH={ROOT}", *relaunch()], cuda_library="libcuda.so.1")
 
 
-def run(*words: str, timeout_s: float = 300) -> tuple[int, str, float]:
-    started = time.monotonic()
-    done = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s)
-    return done.returncode, done.stdout or done.stderr, time.monotonic() - started
+class Measured:
+    """One host and its sampler; every reset that is measured goes through `reset`."""
+
+    def __init__(self, sampler: Sampler, scratch: Path, host: Machine) -> None:
+        self.sampler, self.scratch, self.host = sampler, scratch, host
+        self._count = 0
+
+    def reset(self, victim: victims.Victim | None) -> dict[str, Any]:
+        """Plan and reset, and set the receipt beside what the sampler saw."""
+        self._count += 1
+        held, name, began = self.sampler.used(), f"bench-{os.getpid()}-{self._count}", time.monotonic()
+        plan = ops.op_plan(self.host, {})
+        planned_s = time.monotonic() - began
+        spec = ops.prepare_start(self.host, {"id": name, "digest": plan.digest})
+        folder = self.scratch / name
+        folder.mkdir()
+        words = [*spec.argv[:-2], str(folder), spec.argv[-1]]
+        started = time.monotonic()
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        ended = time.monotonic()
+        said = receipt.load(name)
+        found = {
+            "exit": done.returncode, "verdict": said.verdict, "held_mib": held >> 20, "plan_s": round(planned_s, 3),
+            "start_s": victim.start_s if victim else None, "wall_s": round(ended - started, 3),
+            "planned": [one.pid for one in plan.victims], "killed": [one.pid for one in said.killed],
+            "left": victim.left() if victim else [], "durations": said.durations,
+            **self._beside(folder, said.durations, started, ended), "receipt": plain(said),
+        }  # fmt: skip
+        if done.returncode not in (0, 1):
+            found["output"] = (done.stdout + done.stderr)[-2000:]
+        return found
+
+    def _beside(self, folder: Path, durations: dict[str, float], started: float, ended: float) -> dict[str, Any]:
+        """Compare our first clear reading, and the verdict, with the sampler's first clear sample."""
+        rows = [json.loads(line) for line in (folder / "journal.jsonl").read_text("utf-8").splitlines()]
+        zero = rows[0]["data"]["monotonic_s"] - rows[0]["at_s"]
+        signals = [row for row in rows if row["kind"] == "signal" and row["data"]["signal"] != "SIGCONT"]
+        verdict = next(row["at_s"] for row in rows if row["kind"] == "verdict") + zero
+        if not signals or "release" not in durations:
+            return {"no_release": True}
+        last = signals[-1]["at_s"] + zero
+        test_at = next((row["at_s"] for row in rows if "CUDA program" in row["text"]), verdict - zero) + zero
+        seen, ours = self.sampler.cleared_after(last, test_at), last + durations["release"]
+        return {
+            "sampler_release_s": round(seen - last, 3) if seen else None,
+            "ours_after_sampler_s": round(ours - seen, 3) if seen else None,
+            "verdict_after_release_s": round(verdict - (seen or ours), 3),
+            "above_grace_and_release_s": round(ended - started - durations["grace"] - ((seen or ours) - last), 3),
+            "curve": self.sampler.curve(last, test_at),
+        }  # fmt: skip
 
 
-def eightzeros(*words: str) -> tuple[int, Any, float]:
-    code, text, seconds = run(sys.executable, "-m", "tui.cli", *words)
+def holding(host: Measured, *options: str) -> Callable[[], dict[str, Any]]:
+    """Make a scenario: a victim with these options, reset."""
+
+    def scenario() -> dict[str, Any]:
+        victim = victims.start(*options)
+        try:
+            return host.reset(victim)
+        finally:
+            victim.end()
+
+    return scenario
+
+
+def stopped(host: Measured) -> dict[str, Any]:
+    """Stop a victim as by SIGSTOP, and reset."""
+    victim = victims.start("--device-gb", "20")
+    os.kill(victim.pid, 19)
     try:
-        return code, json.loads(text), seconds
-    except ValueError:
-        return code, {"text": text}, seconds
+        return host.reset(victim)
+    finally:
+        victim.end()
 
 
-def victim(folder: Path, gigabytes: int) -> tuple[subprocess.Popen[str], int]:
-    path = folder / "victim.py"
-    path.write_text(VICTIM)
-    process = subprocess.Popen([sys.executable, str(path), str(gigabytes)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, int(process.stdout.readline())
+def by_torch(host: Measured) -> dict[str, Any]:
+    """Reset a torch process of 60 GB that computes, ignores SIGTERM and has a forked heir."""
+    victim = victims.torch_victim(host.scratch, 60)
+    try:
+        return host.reset(victim)
+    finally:
+        victim.end()
 
 
-def fields() -> dict[str, Any]:
-    """Read `status` between two calls of nvidia-smi, so that a value that moves can be told from one that is wrong."""
-    names = [name for name, _ in FIELDS.values()]
-    words = [
-        "nvidia-smi",
-        "--query-gpu=uuid,name,driver_version," + ",".join(names),
-        "--format=csv,noheader,nounits",
-    ]
-    before = run(*words)[1].strip().split(", ")
-    code, said, seconds = eightzeros("status", "--json")
-    after = run(*words)[1].strip().split(", ")
-    host = said["hosts"][0]
-    gpu = host["gpus"][0]
-    rows = {
-        "uuid": [before[0], gpu["uuid"]],
-        "name": [before[1], gpu["name"]],
-        "driver": [before[2], host["driver"]],
+def mps(host: Measured) -> dict[str, Any]:
+    """Reset a client of an MPS server; the server itself is protected and should be named."""
+    folder = host.scratch / "mps"
+    folder.mkdir()
+    env = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
+    started = subprocess.run([MPS, "-d"], env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    if started.returncode:
+        return {"not_run": (started.stdout + started.stderr)[-500:]}
+    victim = None
+    try:
+        victim = victims.start("--device-gb", "5", env=env)
+        listed = host.sampler.processes()
+        found = host.reset(victim)
+    finally:
+        if victim is not None:
+            victim.end()
+        subprocess.run([MPS], input="quit\n", env={**os.environ, **env}, capture_output=True, text=True, timeout=30,
+                       check=False)  # fmt: skip
+    return {"listed": listed, **found, "after_quit": plain(ops.op_verify(host.host, {"id": "after-mps"}))["verdict"]}
+
+
+def cuda_tests(host: Measured) -> dict[str, Any]:
+    """Run the CUDA test by itself."""
+    driver = NvmlDriver()
+    gpus = driver.open().gpus
+    rows = []
+    for _ in range(10):
+        began = time.monotonic()
+        outcomes = cudatest.run(host.host, [cudatest.Subject(gpu) for gpu in gpus])
+        rows.append({"wall_s": round(time.monotonic() - began, 3), "outcomes": [asdict(one) for one in outcomes]})
+    return {"trials": rows}
+
+
+def scenarios(host: Measured, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    """Return what is measured, the shortest first and the pinned memory last: the largest takes a minute to start."""
+    found: dict[str, Callable[[], Any]] = {
+        "jitter": lambda: jitter(host.sampler, options.jitter_s),
+        "baseline": lambda: ops.op_baseline_record(host.host, {}),
+        "cuda_test": lambda: cuda_tests(host),
     }
-    for at, (ours, (_, scale)) in enumerate(FIELDS.items(), 3):
-        reading = gpu["readings"][ours]
-        value = reading.get("value")
-        rows[ours] = [before[at], after[at], value / scale if value is not None else reading]
-    compute = run("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")[1].strip()
-    holders = [[h["pid"], h["user"], h["kind"], h["used_bytes"]] for h in gpu["holders"]]
-    return {"exit": code, "seconds": round(seconds, 2), "fields": rows, "smi_compute": compute, "holders": holders,
-            "badge": gpu["badge"], "problem": gpu["problem"]}  # fmt: skip
-
-
-def ticks(count: int = 20) -> dict[str, Any]:
-    """Let the agent run for some ticks and return what each cost it, in ms of CPU, and how long the first took."""
-    from backend.config import Config, Host
-    from backend.fleet import Fleet
-
-    began, costs = time.monotonic(), []
-    with Fleet(Config(hosts={"here": Host(python=sys.executable)})) as fleet:
-        host = fleet.ready("here", 60).result()
-        first_s, seen = time.monotonic() - began, 0
-        while len(costs) < count:
-            time.sleep(0.1)
-            if host.telemetry and host.telemetry.seq != seen:
-                seen = host.telemetry.seq
-                costs.append(host.telemetry.tick_cpu_ms)
-    return {"first_telemetry_s": round(first_s, 3), "tick_cpu_ms": costs, "median_ms": statistics.median(costs[3:])}
-
-
-def gone(pid: int) -> bool:
-    """Say whether a process is gone, or a zombie that an init has yet to reap."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def trial(folder: Path, sampler: Sampler, gigabytes: int) -> dict[str, Any]:
-    process, heir = victim(folder, gigabytes)
-    time.sleep(1)
-    held = sampler.used()
-    code, receipt, seconds = eightzeros("reset", "--yes", "--json")
-    process.wait()
-    signals = receipt.get("signals", [])
-    kills = [s for s in signals if s.get("signal") in ("SIGKILL", 9)]
-    started = receipt.get("started_at", 0.0)
-    last = max((s["at_s"] for s in kills), default=0.0)
-    cleared = sampler.cleared_after(started + last)
-    return {
-        "held_gib": round(held / (1 << 30), 2), "exit": code, "verdict": receipt.get("verdict"),
-        "seconds": round(seconds, 2),
-        "durations": receipt.get("durations"), "killed": [p["pid"] for p in receipt.get("killed", [])],
-        "spared": [[p["pid"], p["command"][:60], p["reason"]] for p in (receipt.get("plan") or {}).get("spared", [])],
-        "victim": process.pid, "heir": heir, "heir_gone": gone(heir),
-        "kills": len(kills), "sampler_clear_after_last_kill_s": round(cleared - started - last, 3) if cleared else None,
-        "receipt": receipt,
-    }  # fmt: skip
-
-
-def recipe(folder: Path, sampler: Sampler) -> dict[str, Any]:
-    process, heir = victim(folder, 60)
-    time.sleep(1)
-    code, text, seconds = run("bash", "-c", RECIPE)
-    still = Path(f"/proc/{heir}").exists()
-    result = {"exit": code, "output": text.strip(), "seconds": round(seconds, 2), "heir_alive": still,
-              "used_mib": sampler.used() >> 20}  # fmt: skip
-    process.kill()
-    process.wait()
-    if still:
-        os.kill(heir, 9)
-    return result
+    for size in (1, 60, 120):
+        for how in ("idle", "busy"):
+            found[f"{size}_gb_{how}"] = holding(host, "--device-gb", str(size), *(["--busy"] if how == "busy" else []))
+    found["stopped"] = lambda: stopped(host)
+    found["heir"] = holding(host, "--device-gb", "20", "--heir")
+    found["ignores_term"] = holding(host, "--device-gb", "20", "--ignore-term", "--busy")
+    for number in range(options.trials):
+        found[f"trial_{number}"] = holding(host, "--device-gb", "1", *(["--busy"] if number % 2 else []))
+    found["mps"] = lambda: mps(host)
+    found["recipe"] = lambda: recipe(host.scratch, host.sampler)
+    found["torch_60_gb_busy_heir"] = lambda: by_torch(host)
+    for size in (10, 40, 80):
+        found[f"pinned_{size}_gb"] = holding(host, "--device-gb", "1", "--pinned-gb", str(size))
+    wanted = tuple(options.only) or ("",)
+    return {name: work for name, work in found.items() if name.startswith(wanted)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=22)
+    parser.add_argument("--jitter-s", type=float, default=180.0)
+    parser.add_argument("--budget-s", type=float, default=500.0)
+    parser.add_argument("--only", nargs="*", default=[])
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    sampler = Sampler()
-    sampler.start()
-    result: dict[str, Any] = {"idle_used_bytes": sampler.floor_bytes}
-    result["baseline"] = eightzeros("baseline", "record")
-    result["idle"] = fields()
-    result["ticks"] = ticks()
-    process, heir = victim(options.out, 60)
-    time.sleep(2)
-    result["busy"] = fields()
-    result["plan"] = eightzeros("reset", "--plan", "--json")[1]
-    process.kill()
-    process.wait()
-    result["heir_only"] = {
-        "fields": fields(),
-        "plan": eightzeros("reset", "--plan", "--json")[1],
-        "heir": heir,
-    }
-    result["heir_reset"] = eightzeros("reset", "--yes", "--json")
-    result["trials"] = [trial(options.out, sampler, 60) for _ in range(options.trials)]
-    result["verify"] = eightzeros("verify", "--json")
-    result["recipe"] = recipe(options.out, sampler)
-    sampler.ended.set()
-    (options.out / "h200_reset.json").write_text(json.dumps(result, indent=1))
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_STATE_HOME"] = folder  # no receipt or baseline of this host's own is touched
+        sampler = Sampler()
+        sampler.start()
+        host = Measured(sampler, Path(folder), machine())
+        result: dict[str, Any] = {
+            "gpu": plain(NvmlDriver().open()),
+            "floor_bytes": sampler.floor_bytes,
+            "scenarios": {},
+        }
+        for name, work in scenarios(host, options).items():
+            since = time.monotonic()
+            if since - began > options.budget_s:
+                result["scenarios"][name] = {"skipped": "the budget was used up"}
+                continue
+            try:
+                said = work()
+            except Exception as error:  # one scenario that fails must not cost the others
+                said = {"failed": f"{type(error).__name__}: {error}"}
+            result["scenarios"][name] = {**said, "scenario_s": round(time.monotonic() - since, 2)}
+            result["longest_sample_s"] = round(sampler.longest_s, 3)
+            options.out.write_text(json.dumps(result, indent=1))
+        sampler.stop()
+        options.out.write_text(json.dumps(result, indent=1))
     report(result)
-
-
-def report(result: dict[str, Any]) -> None:
-    for when in ("idle", "busy"):
-        for name, row in result[when]["fields"].items():
-            print(f"{when:<5} {name:<24} {row}")
-        print(
-            when,
-            result[when]["smi_compute"],
-            result[when]["holders"],
-            result[when]["badge"],
-            result[when]["seconds"],
-        )
-    for row in result["trials"]:
-        print({key: value for key, value in row.items() if key not in ("receipt", "spared")})
-    print("spared", result["trials"][0]["spared"])
-    releases = [row["durations"]["release"] for row in result["trials"] if "release" in (row["durations"] or {})]
-    if releases:
-        print(f"SIGKILL to clearance: median {statistics.median(releases):.2f} s, max {max(releases):.2f} s")
-    print("agent", {key: value for key, value in result["ticks"].items() if key != "tick_cpu_ms"})
-    print("recipe", result["recipe"])
-    print("heir alone", result["heir_reset"][0], result["heir_reset"][1].get("verdict"))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -152,12 +154,17 @@ def test_a_machine_without_cuda_says_so(bench: Bench) -> None:
 
 
 def test_a_reset_ends_with_the_test_of_every_gpu(bench: Bench, cuda: CudaDouble) -> None:
-    holder = bench.start()
+    holder, began = bench.start(), time.monotonic()
     said = reset(bench)
     assert (said.verdict, [one.pid for one in said.killed]) == (CLEAN, [holder.pid])
     assert [one["outcome"] for one in said.cuda_tests] == [cudatest.PASSED] * 2
     assert any("GPU 0, 1: the CUDA test passed" in note for note in said.notes)
     assert said.durations["cuda_test"] > 0
+    with open(os.path.join(bench.root, "run", receipt.JOURNAL), encoding="utf-8") as file:
+        events = [json.loads(line) for line in file]
+    assert any("the CUDA test passed" in event["text"] for event in events)
+    assert began <= events[0]["data"]["monotonic_s"] <= time.monotonic()
+    assert abs(events[0]["data"]["wall_s"] - said.started_at) < 60
 
 
 def test_a_gpu_that_fails_the_test_is_unhealthy_and_says_why(bench: Bench, cuda: CudaDouble) -> None:

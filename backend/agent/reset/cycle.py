@@ -103,7 +103,7 @@ class Cycle:
 
     def _run(self) -> int:
         receipt, journal = self._receipt, self._journal
-        journal.write("phase", "looking at the host")
+        journal.write("phase", "looking at the host", monotonic_s=time.monotonic(), wall_s=time.time())
         self._watch.open()
         about_driver(receipt, self._watch)
         self._health = health.read(self._watch)
