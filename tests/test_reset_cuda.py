@@ -127,7 +127,10 @@ def children() -> set[int]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("code", "function"), [(34, "cuInit"), (209, "cuModuleLoadData"), (800, "cuInit")])
+@pytest.mark.parametrize(
+    ("code", "function"),
+    [(34, "cuInit"), (209, "cuModuleLoadData"), (218, "cuModuleLoadData"), (221, "cuModuleLoadData"), (800, "cuInit")],
+)
 def test_what_says_nothing_of_its_health_is_no_failure(
     bench: Bench, cuda: CudaDouble, code: int, function: str
 ) -> None:  # fmt: skip

@@ -37,10 +37,14 @@ PASSED, FAILED, TIMED_OUT, NOT_RUN = "passed", "failed", "timed out", "not run"
 NO_FAULT = {
     34: "the library that was found is the toolkit's stub, not the driver's",
     209: "it is older than the test's kernel",
+    218: "its driver does not take the test's kernel",
+    221: "the driver's compiler (libnvidia-ptxjitcompiler) is missing here",
     222: "its driver is older than the test's kernel",
+    223: "compiling kernels is switched off here (CUDA_DISABLE_PTX_JIT)",
     800: "this user may not use it",
 }
-"""STUB_LIBRARY, NO_BINARY_FOR_GPU, UNSUPPORTED_PTX_VERSION, NOT_PERMITTED: they say nothing of a GPU's health."""
+"""STUB_LIBRARY, NO_BINARY_FOR_GPU, INVALID_PTX, JIT_COMPILER_NOT_FOUND, UNSUPPORTED_PTX_VERSION,
+JIT_COMPILATION_DISABLED, NOT_PERMITTED: they say nothing of a GPU's health."""
 
 _RESET = "sudo nvidia-smi --gpu-reset -i {address} while nobody uses it; if it fails again, have it serviced"
 _XID = "look for an Xid of this GPU in the kernel log; then " + _RESET
