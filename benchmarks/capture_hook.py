@@ -1,12 +1,14 @@
 """What the capture hook costs a forward pass: a GPU that computes, with the hook and without, in one run.
 
-    python benchmarks/capture_hook.py [--rows 16384] [--pass-ms 400] [--seconds 6] [--hidden 4096] [--json OUT]
+    python benchmarks/capture_hook.py [--rows 16384] [--prompt 2340] [--pass-ms 400] [--launches 0] [--seconds 6]
+                                      [--hidden 4096] [--json OUT]
 
-A pass is matrix products that take `--pass-ms`, then the hook's call with states of Qwen3-8B's shape (3 points and
-the last hidden, bfloat16), cut into prompts of 2,340 tokens. A reader in another process checks and removes what
+A pass is matrix products that take `--pass-ms`, or with `--launches` so many small operations, which keep the
+interpreter busy and not the GPU, as a server with few clients does; then the hook's call with states of Qwen3-8B's
+shape (3 points and the last hidden, bfloat16), cut into prompts. Readers in other processes check and remove what
 appears. For each setting it prints the time of a run against the mean of the runs without a hook before and after
 it; the last line lets the GPU compute nothing, so that it is the hook's own limit. Without a GPU it only shows that
-it runs. States are compared bit by bit first.
+it runs. First the states of passes that follow each other at once, in the same buffers, are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from backend.extraction.capture.config import Config
 from backend.extraction.capture.hook import Capture
 from backend.extraction.staging import Staging
 
-RUN, POINTS, PROMPT = "bench", [2, 18, 33], 2340
+RUN, POINTS, PASSES = "bench", [2, 18, 33], 6
 FOLDER = Path("/dev/shm/eightzeros-bench")
-SETTINGS: list[dict[str, float]] = [{}, {"writers": 2}, {"slots": 32}]
+SETTINGS: list[dict[str, float]] = [{}, {"writers": 2}, {"slot_bytes": 16 << 20, "slots": 128}]
 READERS = 4
 
 
@@ -67,7 +69,8 @@ class Load:
         self.points = [torch.randn(shape, device=self.device).bfloat16() for _ in POINTS]
         self.last = torch.randn(shape, device=self.device).bfloat16()
         self.ids = torch.arange(given.rows, device=self.device)
-        self.products = max(1, round(given.pass_ms / self._product_ms()))
+        self.small = torch.zeros(64, device=self.device)
+        self.products = 0 if given.launches else max(1, round(given.pass_ms / self._product_ms()))
 
     def _product_ms(self) -> float:
         for _ in range(3):
@@ -84,10 +87,17 @@ class Load:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
+    def compute(self, really: bool = True) -> None:
+        """Do what a pass does before its states are there."""
+        for _ in range(self.products if really else 0):
+            self.a @ self.a
+        for _ in range(self.given.launches if really else 0):
+            self.small.add_(1)
+
     def lengths(self) -> list[int]:
         """Return the prompts of a pass."""
-        whole, rest = divmod(self.given.rows, PROMPT)
-        return [PROMPT] * whole + ([rest] if rest else [])
+        whole, rest = divmod(self.given.rows, self.given.prompt)
+        return [self.given.prompt] * whole + ([rest] if rest else [])
 
     def run(self, hook: Capture | None, session: str, compute: bool = True) -> tuple[float, int, float]:
         """Run passes; return their time, their number and the seconds spent within the hook's call."""
@@ -97,8 +107,7 @@ class Load:
         self.synchronize()
         began = time.perf_counter()
         while time.perf_counter() - began < self.given.seconds:
-            for _ in range(self.products if compute else 0):
-                self.a @ self.a
+            self.compute(compute)
             if hook is not None:
                 batch = self._batch([f"{RUN}-{session}-{index + i}-0-{n}" for i, n in enumerate(lengths)])
                 index, called = index + len(lengths), time.perf_counter()
@@ -126,23 +135,39 @@ def capture(settings: dict[str, float]) -> Capture:
 
 
 def check(load: Load) -> None:
-    """Compare one pass's states with what was on the device."""
+    """Compare the states of passes that overlap: each fills the same buffers as soon as the hook has returned."""
     hook, stack, staging = capture({"slot_bytes": 8 << 20}), Stack(), Staging(str(FOLDER), RUN, "check")
-    batch = load._batch([staging.rid(i, 0, n) for i, n in enumerate(load.lengths())])
     hook(stack, (load._batch([]),), load.last)
-    hook(stack, (batch,), (load.last.clone(), [point.clone() for point in load.points]))
-    end, at = time.monotonic() + 30, 0
-    while len(staging.look().whole) < len(batch.rids) and time.monotonic() < end:
+    names, lengths = [], load.lengths()
+    buffers = [torch.empty_like(load.last) for _ in range(len(POINTS) + 1)]
+    for number in range(PASSES):
+        for place, (buffer, source) in enumerate(zip(buffers, [*load.points, load.last], strict=True)):
+            buffer.copy_(torch.roll(source, 1 + number + place, dims=0))
+        rids = [staging.rid(number * len(lengths) + i, 0, n) for i, n in enumerate(lengths)]
+        hook(stack, (load._batch(rids),), (buffers[-1], list(buffers[:-1])))
+        names.append(rids)
+    end = time.monotonic() + 60
+    wanted = {rid for rids in names for rid in rids}
+    while not wanted <= set(staging.look().whole) and time.monotonic() < end:
         time.sleep(0.01)
-    for rid, rows in zip(batch.rids, load.lengths(), strict=True):
-        found, part = staging.open(rid), slice(at, at + rows)
-        aux = torch.cat([point[part] for point in load.points], dim=-1).cpu().view(torch.uint16)
-        assert torch.equal(torch.from_numpy(found.aux.copy()), aux)
-        assert torch.equal(torch.from_numpy(found.last.copy()), load.last[part].cpu().view(torch.uint16))
-        assert found.ids.tolist() == list(range(at, at + rows))
-        at += rows
+    for number, rids in enumerate(names):
+        compare(load, staging, rids, number)
     assert hook.counters.failed == 0, hook.counters.error
     hook.close()
+
+
+def compare(load: Load, staging: Staging, rids: list[str], number: int) -> None:
+    """Compare one pass's files with what was on the device in that pass."""
+    at, sources = 0, [*load.points, load.last]
+    *points, last = [torch.roll(source, 1 + number + place, dims=0) for place, source in enumerate(sources)]
+    for rid, rows in zip(rids, load.lengths(), strict=True):
+        found, part = staging.open(rid), slice(at, at + rows)
+        aux = torch.cat([point[part] for point in points], dim=-1).cpu().view(torch.uint16)
+        assert torch.equal(torch.from_numpy(found.aux.copy()), aux)
+        assert torch.equal(torch.from_numpy(found.last.copy()), last[part].cpu().view(torch.uint16))
+        assert found.ids.tolist() == list(range(at, at + rows))
+        found.discard()
+        at += rows
 
 
 def measure(load: Load, settings: dict[str, float], number: int, compute: bool = True) -> dict[str, Any]:
@@ -181,6 +206,8 @@ def main() -> None:
     """Check, then measure every setting."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--rows", type=int, default=16384)
+    words.add_argument("--prompt", type=int, default=2340)
+    words.add_argument("--launches", type=int, default=0)
     words.add_argument("--pass-ms", type=float, default=400.0)
     words.add_argument("--seconds", type=float, default=6.0)
     words.add_argument("--hidden", type=int, default=4096)
@@ -190,7 +217,8 @@ def main() -> None:
     try:
         load = Load(given)
         name = torch.cuda.get_device_name() if load.device.type == "cuda" else "CPU"
-        print(f"{name}, torch {torch.__version__}, {given.rows} rows a pass, {load.products} products", flush=True)
+        what = f"{given.rows} rows, {load.products} products and {given.launches} launches a pass"
+        print(f"{name}, torch {torch.__version__}, {what}", flush=True)
         check(load)
         print("states are equal bit by bit", flush=True)
         results = []

@@ -14,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch in the test environment")
 
 from backend.extraction.capture.config import Config  # noqa: E402
-from backend.extraction.capture.folder import HEADER_BYTES  # noqa: E402
 from backend.extraction.capture.hook import Capture  # noqa: E402
+from backend.extraction.capture.writing import HEADER_BYTES  # noqa: E402
 from backend.extraction.staging import Staging, StagingError, hook_argument, install  # noqa: E402
 from tests.capturing import HIDDEN, POINTS, RUN, WIDTH, Rows, Server, check, pass_of  # noqa: E402
 from tests.waiting import until  # noqa: E402

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import select
+import signal
 import sys
 import threading
 import time
@@ -15,9 +18,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch in the test environment")
 
 from backend.extraction.capture.config import Config  # noqa: E402
-from backend.extraction.capture.folder import HEADER_BYTES  # noqa: E402
 from backend.extraction.capture.hook import Capture  # noqa: E402
-from backend.extraction.capture.sink import Sink  # noqa: E402
+from backend.extraction.capture.writing import HEADER_BYTES  # noqa: E402
 from backend.extraction.staging import Staging  # noqa: E402
 from tests.capturing import HIDDEN, POINTS, RUN, WIDTH, Rows, Server, Stack, check, pass_of  # noqa: E402
 from tests.waiting import until  # noqa: E402
@@ -70,7 +72,8 @@ def test_a_pass_is_cut_into_its_requests(serve: Callable[..., Server], reader: S
     assert last.shape == (21, HIDDEN), "the server gets the last hidden states, as if there were no hook"
     for rid in rids:
         check(reader, rid)
-    assert server.hook.counters.rows == 18 and server.hook.counters.passes == 1
+    until(lambda: server.hook.counters.rows == 18)
+    assert server.hook.counters.passes == 1
 
 
 def test_chunks_are_put_together(serve: Callable[..., Server], reader: Staging) -> None:
@@ -201,23 +204,68 @@ def test_the_logits_adapter_reads_what_the_processor_returns(folder: Path, reade
 def test_an_exception_fails_the_samples_and_not_the_server(
     serve: Callable[..., Server], reader: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, rids = serve(), [reader.rid(i, 0, 5) for i in range(4)]
+    server, rids = serve(), [reader.rid(i, 0, 5) for i in range(3)]
     with monkeypatch.context() as patch:
         patch.setattr("backend.extraction.capture.sink.Sink._copy", lambda *_: 1 // 0)
         assert server.run(Rows(rids[0], 5)).shape == (5, HIDDEN)
     assert "ZeroDivisionError" in failure(reader, rids[0])
     with monkeypatch.context() as patch:
-        patch.setattr("backend.extraction.capture.sink.pwrite", lambda *_: 1 // 0)
-        server.run(Rows(rids[1], 5))
-        assert "ZeroDivisionError" in failure(reader, rids[1])
-    with monkeypatch.context() as patch:
         patch.setattr(Capture, "_take", lambda *_: 1 // 0)
-        server.run(Rows(rids[2], 5))
-    assert "ZeroDivisionError" in failure(reader, rids[2])
+        server.run(Rows(rids[1], 5))
+    assert "ZeroDivisionError" in failure(reader, rids[1])
     output = torch.zeros(1, HIDDEN)
     assert server.hook(server.stack, (), (output, None)) is output, "arguments that make no sense"
-    server.run(Rows(rids[3], 5))
-    check(reader, rids[3])
+    server.run(Rows(rids[2], 5))
+    check(reader, rids[2])
+
+
+def writer_of(server: Server) -> int:
+    """Return the writer process of a server that has written once."""
+    assert server.hook._sink is not None and server.hook._sink._writer._process is not None
+    return server.hook._sink._writer._process.pid
+
+
+def test_what_cannot_be_written_fails_with_its_reason(
+    serve: Callable[..., Server], reader: Staging, folder: Path
+) -> None:
+    server, rids = serve(), [reader.rid(i, 0, 5) for i in range(3)]
+    server.run(Rows(rids[0], 5))
+    check(reader, rids[0])
+    limits = resource.prlimit(writer_of(server), resource.RLIMIT_FSIZE, (HEADER_BYTES, resource.RLIM_INFINITY))
+    server.run(Rows(rids[1], 5))
+    assert "File too large" in failure(reader, rids[1])
+    resource.prlimit(writer_of(server), resource.RLIMIT_FSIZE, limits)
+    server.run(Rows(rids[2], 5))
+    check(reader, rids[2])
+    assert not [name for name in os.listdir(folder) if "part" in name]
+
+
+def test_a_writer_that_is_killed_costs_what_it_held(serve: Callable[..., Server], reader: Staging) -> None:
+    server, rids = serve(slots=3), [reader.rid(i, 0, 10) for i in range(8)]
+    server.run(Rows(rids[0], 10))
+    check(reader, rids[0])
+    os.kill(writer_of(server), signal.SIGSTOP)
+    server.run(Rows(rids[1], 10))
+    server.run(Rows(rids[2], 10), Rows(rids[3], 4))
+    until(lambda: len(server.hook._sink._flying) == 2)  # type: ignore[union-attr]
+    os.kill(writer_of(server), signal.SIGKILL)
+    for rid in rids[1:4]:
+        assert "the process that writes the states ended (status -9)" in failure_of(reader, rid)
+    server.run(Rows(rids[3], 6, 4))
+    for rid in rids[4:]:  # more than there are slots: those of the dead one are free again
+        server.run(Rows(rid, 10))
+        check(reader, rid)
+    assert server.hook.counters.failed == 3 and server.hook.counters.staged_bytes > 0
+
+
+def test_the_writer_ends_with_the_server(serve: Callable[..., Server], reader: Staging) -> None:
+    server, rid = serve(), reader.rid(0, 0, 5)
+    server.run(Rows(rid, 5))
+    check(reader, rid)
+    writer = os.pidfd_open(writer_of(server))
+    server.close()
+    assert select.select([writer], [], [], 0)[0], "closing waits for it"
+    os.close(writer)
 
 
 def test_a_folder_that_is_gone_fails_nothing_else(serve: Callable[..., Server], reader: Staging, folder: Path) -> None:
@@ -258,14 +306,16 @@ def waits(thread: threading.Thread) -> bool:
 def test_a_reader_that_never_comes_fails_the_request(serve: Callable[..., Server], reader: Staging) -> None:
     server = serve(bound_bytes=HEADER_BYTES + 10 * ROW_BYTES, patience_s=0.2)
     server.run(Rows(reader.rid(0, 0, 10), 10), Rows(reader.rid(1, 0, 10), 10), Rows(reader.rid(2, 0, 11), 11))
-    assert failure_of(reader, 1, 10) == "the staging was full for 0.2 s: nobody reads it"
-    assert "its 11 tokens need" in failure_of(reader, 2, 11) and "(bound_bytes)" in server.hook.counters.error
+    assert failure_of(reader, reader.rid(1, 0, 10)) == "the staging was full for 0.2 s: nobody reads it"
+    assert (
+        "its 11 tokens need" in failure_of(reader, reader.rid(2, 0, 11))
+        and "(bound_bytes)" in server.hook.counters.error
+    )
     check(reader, reader.rid(0, 0, 10))
 
 
-def failure_of(reader: Staging, index: int, tokens: int) -> str:
+def failure_of(reader: Staging, rid: str) -> str:
     """Wait for one of several failures and return its reason."""
-    rid = reader.rid(index, 0, tokens)
     until(lambda: rid in reader.look().failed)
     return reader.reason(rid)
 
@@ -285,7 +335,8 @@ def test_what_the_reader_gives_up_is_let_go(serve: Callable[..., Server], reader
     server.run(Rows(rid, 4))
     reader.forget(rid)
     server.run(Rows(rid, 6, 4))
-    assert server.hook.counters.abandoned == 1 and server.hook.counters.staged_bytes == 0
+    until(lambda: server.hook.counters.abandoned == 1)
+    assert server.hook.counters.staged_bytes == 0
     assert reader.look() == ([], []) and not [name for name in os.listdir(folder) if "part" in name]
 
 
@@ -297,21 +348,15 @@ def test_a_cancelled_request_is_let_go_in_time(serve: Callable[..., Server], rea
     assert server.hook.counters.staged_bytes == 0
 
 
-def test_the_ids_are_those_of_the_pass_though_its_buffer_is_filled_again(
-    serve: Callable[..., Server], reader: Staging, monkeypatch: pytest.MonkeyPatch
+def test_the_states_are_those_of_the_pass_though_its_buffers_are_filled_again(
+    serve: Callable[..., Server], reader: Staging
 ) -> None:
-    """SGLang's eager runner keeps input_ids in one buffer; the next pass fills it while ours is being copied."""
+    """SGLang's eager runner keeps input_ids in one buffer, which the next pass fills."""
     server, rid = serve(slot_bytes=5 * ROW_BYTES), reader.rid(1, 0, 20)
     batch, aux, last = pass_of(Rows(rid, 20))
-    send = Sink.send
-
-    def overtaken(sink: Sink, *args: Any) -> None:
-        batch.input_ids.zero_()
-        send(sink, *args)
-
-    monkeypatch.setattr(Sink, "send", overtaken)
-    with torch.inference_mode():
-        server.hook(server.stack, (batch.input_ids, None, batch), (last, aux))
+    server.hook(server.stack, (batch.input_ids, None, batch), (last, aux))
+    for tensor in (batch.input_ids, aux, last):
+        tensor.zero_()
     check(reader, rid)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from backend.extraction.capture.folder import HEADER_BYTES
+from backend.extraction.capture.writing import HEADER_BYTES
 from backend.extraction.staging import Staging
 from tests.sglang.server import HERE, Server, Setup, has_logits_adapter, request, serving, version_of
 from tests.waiting import until

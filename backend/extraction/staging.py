@@ -18,7 +18,8 @@ import numpy as np
 
 from backend.extraction import capture
 from backend.extraction.capture.config import NAME, Config
-from backend.extraction.capture.folder import FAILED, FORMAT, HEADER_BYTES, PART, STATES, clear, remove
+from backend.extraction.capture.folder import FAILED, clear, remove
+from backend.extraction.capture.writing import FORMAT, HEADER_BYTES, PART, STATES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

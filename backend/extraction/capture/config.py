@@ -21,7 +21,8 @@ class Config:
     """What the launcher says. Bytes are per writing rank; `bound_bytes` is for the folder, the slots add theirs.
 
     A pass that does not fit into the slots holds the server until the device has computed it, so all of them
-    together are larger than the usual pass (16,384 rows of 57,344 bytes are 0.9 GiB).
+    together are larger than the usual pass (16,384 rows of 57,344 bytes are 0.9 GiB). A slot holds many rows, for
+    what a piece costs the server's own thread does not depend on its size.
 
     `adapter` is `logits` where the server runs with --enable-return-aux-hidden-states (SGLang 0.5.23): the hook
     reads what the logits processor returns. It is `model` before that: the hook has the layer stack's own
@@ -33,8 +34,8 @@ class Config:
     points: list[int]
     adapter: str = "model"
     bound_bytes: int = 8192 * MIB
-    slot_bytes: int = 16 * MIB
-    slots: int = 128
+    slot_bytes: int = 64 * MIB
+    slots: int = 32
     writers: int = 4
     patience_s: float = 120.0
     stale_s: float = 600.0

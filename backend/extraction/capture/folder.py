@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .config import Refused
+from .writing import FORMAT, STATES, part_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .config import Config, Counters
 
-FORMAT = 1
-HEADER_BYTES = 4096
-STATES, FAILED, PART = ".states", ".failed", ".part"
+FAILED = ".failed"
 LOOK_EVERY_S = 0.002
 REMEMBERED = 4096
 """Ids of requests that failed, so that their further chunks are not taken for new requests."""
@@ -29,21 +28,20 @@ REMEMBERED = 4096
 
 @dataclass
 class Request:
-    """One request that is being received: row `next_row` comes next, `left` rows are not written yet."""
+    """One request that is being received: row `next_row` comes next; once all came its file is the writer's."""
 
     rid: str
     number: int
     tokens: int
     path: str
     size_bytes: int
-    left: int
     next_row: int = 0
     touched: float = field(default_factory=time.monotonic)
     dropped: bool = False
 
 
 class Folder:
-    """One rank's account of the folder. The hook's thread and the writers share it under `lock`."""
+    """One rank's account of the folder. The hook's thread and those that hear of the writer share it under `lock`."""
 
     def __init__(self, config: Config, counters: Counters) -> None:
         """Make the folder. Raises OSError, or ValueError where it is not this user's own."""
@@ -51,9 +49,11 @@ class Folder:
         self.path = config.folder
         self._config, self._counters = config, counters
         self._receiving: dict[str, Request] = {}
+        self._numbered: dict[int, Request] = {}
         self._waiting: dict[str, int] = {}
         self._over: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._begun = self._queued = 0
+        self._looked_at = 0.0
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         there = os.lstat(self.path)
         if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid():
@@ -63,15 +63,18 @@ class Folder:
         """Remove what this run has left in the folder, and nothing else."""
         clear(self.path, self._config.run)
 
-    def look(self) -> None:
+    def look(self, unless_within_s: float = 0.0) -> None:
         """See what the reader has taken or given up, and what has been too long without a row."""
         with self.lock:
+            if time.monotonic() - self._looked_at < unless_within_s:
+                return
+            self._looked_at = time.monotonic()
             names = set(os.listdir(self.path))
             for rid in [rid for rid in self._waiting if rid + STATES not in names]:
                 del self._waiting[rid]
             oldest = time.monotonic() - self._config.stale_s
             for request in list(self._receiving.values()):
-                if request.left and os.path.basename(request.path) not in names:
+                if request.next_row < request.tokens and os.path.basename(request.path) not in names:
                     self.let_go(request)
                 elif request.touched < oldest:
                     self.fail(request.rid, f"no further rows came for {self._config.stale_s:g} s", request)
@@ -94,7 +97,7 @@ class Folder:
         return rid in self._over
 
     def queue(self, pieces: int) -> None:
-        """Count pieces that writers have still to write: up by one that is handed over, down by one done."""
+        """Count pieces that the writer has still to write: up by one that is handed over, down by one done."""
         with self.lock:
             self._queued += pieces
 
@@ -130,9 +133,9 @@ class Folder:
 
     def _begin(self, rid: str, tokens: int, size: int) -> Request:
         self._begun += 1
-        path = os.path.join(self.path, f"{rid}.{self._begun}{PART}")
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        request = self._receiving[rid] = Request(rid, self._begun, tokens, path, size, tokens)
+        path = part_path(self.path, rid, self._begun)
+        os.mknod(path, stat.S_IFREG | 0o600)  # one call where opening takes two: this is the server's own thread
+        request = self._receiving[rid] = self._numbered[self._begun] = Request(rid, self._begun, tokens, path, size)
         self._over.pop(rid, None)
         self._count()
         return request
@@ -147,30 +150,38 @@ class Folder:
     def _drop(self, request: Request) -> None:
         with self.lock:
             request.dropped = True
-            self._receiving.pop(request.rid, None)
+            self._numbered.pop(request.number, None)
+            if self._receiving.get(request.rid) is request:
+                del self._receiving[request.rid]
             self._over[request.rid] = None
             while len(self._over) > REMEMBERED:
                 self._over.popitem(last=False)
         if request.path:
             remove(request.path)
 
-    def written(self, request: Request, rows: int, header: Callable[[Request], bytes]) -> None:
-        """Count rows as written; after the last ones the file gets its header and its name. Raises OSError."""
+    def heard(self, whole: list[int], gone: list[int], failed: list[tuple[int, str]]) -> None:
+        """Take in what the writer says of requests, by number. Never raises."""
         with self.lock:
-            request.left -= rows
-            if request.left or request.dropped:
-                return
-        pwrite(request.path, [(memoryview(header(request)), 0)])
-        with self.lock:  # one that was dropped meanwhile has no file any more: this raises
-            os.rename(request.path, os.path.join(self.path, request.rid + STATES))
-            del self._receiving[request.rid]
-            self._waiting[request.rid] = request.size_bytes
-            self._counters.whole += 1
+            for request in filter(None, map(self._numbered.get, whole)):
+                del self._numbered[request.number], self._receiving[request.rid]
+                self._waiting[request.rid] = request.size_bytes
+                self._counters.whole += 1
+            for request in filter(None, map(self._numbered.get, gone)):
+                self.let_go(request)
+            for number, reason in failed:
+                if number in self._numbered:
+                    self.fail(self._numbered[number].rid, reason, self._numbered[number])
+
+    def fail_all(self, reason: str) -> None:
+        """Fail every request that is being received: rows of it are lost. Never raises."""
+        with self.lock:
+            for request in list(self._numbered.values()):
+                self.fail(request.rid, reason, request)
 
     def fail(self, rid: str, reason: str, request: Request | None = None) -> None:
         """Say why a request was not captured, once. Never raises."""
         with self.lock:
-            request = request or self._receiving.get(rid) or Request(rid, 0, 0, "", 0, 0)
+            request = request or self._receiving.get(rid) or Request(rid, 0, 0, "", 0)
             if request.dropped or rid in self._waiting:
                 return
             self._drop(request)
@@ -191,18 +202,6 @@ def clear(folder: str, run: str) -> int:
             remove(os.path.join(folder, name))
             removed += 1
     return removed
-
-
-def pwrite(path: str, blocks: list[tuple[memoryview, int]]) -> None:
-    """Write blocks at their places in a file. The call lets other threads run; a short write is gone on with."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        for view, at in blocks:
-            while view:
-                written = os.pwrite(fd, view, at)
-                view, at = view[written:], at + written
-    finally:
-        os.close(fd)
 
 
 def replace(path: str, data: bytes) -> None:

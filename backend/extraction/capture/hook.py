@@ -16,7 +16,9 @@ import torch
 
 from .config import NAME, Config, Counters, Refused, words
 from .folder import Folder, replace
-from .sink import CLOSE_S, Form, Part, Sink
+from .sink import Form, Rows, Sink
+from .writer import CLOSE_S
+from .writing import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from .folder import Request
 
 REPORT_EVERY_S = 0.5
+LOOK_IN_A_PASS_S = 0.05
+"""How old what is known of the folder may be in a pass: looking takes its time from the server's own thread."""
+
 FIRST_PASS = "the server's first pass only begins the capture; send it again"
 NO_STATES = {
     "model": "the layer stack returned no captured states",
@@ -47,6 +52,7 @@ class _Pass:
         self.deadline = deadline
         self._sink, self._folder, self._sources = sink, folder, sources
         self._parts: list[Part] = []
+        self._requests: list[Request] = []
         self._first = self._rows = 0
 
     def add(self, request: Request, file_row: int, row: int, rows: int) -> None:
@@ -57,24 +63,24 @@ class _Pass:
             if not self._rows:
                 self._first = row
             taken = min(rows, self._sink.slot_rows - self._rows)
-            self._parts.append(Part(request, file_row, self._rows, taken))
+            self._parts.append(Part(request.number, request.rid, request.tokens, file_row, self._rows, taken))
+            self._requests.append(request)
             self._rows += taken
             file_row, row, rows = file_row + taken, row + taken, rows - taken
 
     def flush(self) -> None:
         """Hand over what is collected; where that fails, its requests fail."""
-        parts, first, end = self._parts, self._first, self._first + self._rows
-        self._parts, self._rows = [], 0
+        parts, requests, first, end = self._parts, self._requests, self._first, self._first + self._rows
+        self._parts, self._requests, self._rows = [], [], 0
         if not parts:
             return
         try:
             ids, aux, last = self._sources
             rows = [point[first:end] for point in aux]
-            states = rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
-            self._sink.send(parts, [ids[first:end], states, last[first:end]], self.deadline)
+            self._sink.send(parts, Rows(ids[first:end], rows, last[first:end]), self.deadline)
         except Exception as problem:
-            for part in parts:
-                self._folder.fail(part.request.rid, words(problem), part.request)
+            for request in requests:
+                self._folder.fail(request.rid, words(problem), request)
 
 
 class Capture:
@@ -161,7 +167,7 @@ class Capture:
             return
         self.counters.passes += 1
         try:
-            self._folder.look()
+            self._folder.look(LOOK_IN_A_PASS_S)
             if not parts:
                 raise Refused(trouble)
             self._take(batch, parts, last)
@@ -184,8 +190,7 @@ class Capture:
         if have < at:
             raise Refused(f"the pass gave {have} rows for requests of {at}: is it split over ranks?")
         sink = self._sink_for(aux, last)
-        ids = batch.input_ids.to(torch.int64, copy=True)  # SGLang may keep them in a buffer that the next pass fills
-        work = _Pass(sink, self._folder, [ids, aux, last], time.monotonic() + self._config.patience_s)
+        work = _Pass(sink, self._folder, [batch.input_ids, aux, last], time.monotonic() + self._config.patience_s)
         for part in ours:
             try:
                 self._receive(work, sink.form, part)

@@ -1,10 +1,7 @@
-"""Rows from the device into files: pinned slots, a stream of its own, and threads that write."""
+"""Rows from the device into shared slots: buffers on the device, a stream of its own, and a thread that waits."""
 
 from __future__ import annotations
 
-import ctypes
-import itertools
-import json
 import queue
 import threading
 import time
@@ -14,24 +11,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .config import Refused, words
-from .folder import FORMAT, HEADER_BYTES, Request, pwrite
+from .writer import CLOSE_S, Writer
+from .writing import ALIGN_BYTES, FORMAT, ID_BYTES, Part, file_places, slot_places
 
 if TYPE_CHECKING:
     from .config import Config, Counters
     from .folder import Folder
 
-ID_BYTES = 8
-CLOSE_S = 5.0
+PAGE_BYTES = 4096
+BUFFERS = 8
+"""Pieces that may be on their way from the device at once; the device itself waits where there are more."""
+
 _cuda: Any = torch.cuda  # parts of it are untyped
 
 
-class Part(NamedTuple):
-    """Rows of one request within a piece: from `file_row` in its file, from `slot_row` in the slot."""
+class Rows(NamedTuple):
+    """Rows of a pass: ids [n], each capture point [n, H], and last [n, H]."""
 
-    request: Request
-    file_row: int
-    slot_row: int
-    rows: int
+    ids: torch.Tensor
+    points: list[torch.Tensor]
+    last: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -48,24 +47,38 @@ class Form:
         last = self.hidden_size * self.dtype.itemsize
         return ID_BYTES, self.points * last, last
 
-    def places(self, rows: int) -> list[int]:
-        """Return where the blocks of so many rows begin, counted from the first, and where the last one ends."""
-        places = [0]
-        for row_bytes in self.blocks:
-            places.append(places[-1] + rows * row_bytes)
-        return places
-
     def file_bytes(self, tokens: int) -> int:
         """Return the size of a request's file."""
-        return HEADER_BYTES + self.places(tokens)[-1]
+        return file_places(self.blocks, tokens)[-1]
+
+    def fill(self, buffer: torch.Tensor, rows: Rows) -> int:
+        """Lay rows out in a buffer of bytes as a slot holds them; return how many bytes."""
+        count, places = rows.ids.shape[0], slot_places(self.blocks, rows.ids.shape[0])
+        buffer[: count * ID_BYTES].view(torch.int64).copy_(rows.ids)
+        aux = buffer[places[1] : places[2]].view(self.dtype).view(count, -1)
+        if len(rows.points) == 1:
+            aux.copy_(rows.points[0])
+        else:
+            torch.cat(rows.points, dim=-1, out=aux)
+        buffer[places[2] : places[3]].view(self.dtype).view(count, -1).copy_(rows.last)
+        return places[3]
 
 
-@dataclass
-class _Piece:
-    slot: torch.Tensor
-    rows: int
-    parts: list[Part]
-    event: Any | None = None
+class _Buffer:
+    """Rows on the device, until `copied` says that they have left it."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self.data, self.copied = data, _cuda.Event()
+
+
+def _cut(memory: torch.Tensor, size: int) -> list[torch.Tensor]:
+    return [memory[begin : begin + size] for begin in range(0, memory.numel(), size)]
+
+
+class _Piece(NamedTuple):
+    slot: int
+    frame: tuple[Any, ...]
+    event: Any | None
 
 
 class Sink:
@@ -77,105 +90,121 @@ class Sink:
         if not self.slot_rows:
             raise Refused(f"a row has {sum(form.blocks):,} bytes, and a slot only {config.slot_bytes:,} (slot_bytes)")
         self._folder, self._counters = folder, counters
-        cuda = device.type == "cuda"
-        self._stream = _cuda.Stream(device) if cuda else None
-        self._slots: queue.LifoQueue[torch.Tensor] = queue.LifoQueue()  # the last one used is in the cache
-        self._work: list[queue.SimpleQueue[_Piece | None]] = [queue.SimpleQueue() for _ in range(config.writers)]
+        size = config.slot_bytes + ALIGN_BYTES
+        size += -size % PAGE_BYTES
+        header = {"format": FORMAT, "points": counters.points, "hidden_size": form.hidden_size,
+                  "dtype": counters.dtype}  # fmt: skip
+        about = {"folder": folder.path, "writers": config.writers, "blocks": form.blocks, "header": header}
+        self._writer = Writer(about, config.slots, size, self._heard, self._lost)
         with torch.inference_mode(False):
-            for _ in range(config.slots):
-                self._slots.put(torch.empty(config.slot_bytes, dtype=torch.uint8, pin_memory=cuda))
-        self._threads = [threading.Thread(target=self._write_all, args=[work], daemon=True) for work in self._work]
-        for thread in self._threads:
-            thread.start()
+            memory = torch.frombuffer(self._writer.memory, dtype=torch.uint8)
+            self._slots = _cut(memory, size)
+            self._stream = None
+            if device.type == "cuda":
+                self._pin(memory)
+                self._stream = _cuda.Stream(device)
+                data = torch.empty(min(BUFFERS, config.slots) * size, dtype=torch.uint8, device=device)
+                self._buffers = [_Buffer(part) for part in _cut(data, size)]
+                self._events = [_cuda.Event(blocking=True) for _ in self._slots]  # one that spun would take a core
+        self._turn = 0
+        self._free: queue.LifoQueue[int] = queue.LifoQueue()
+        for slot in range(config.slots):
+            self._free.put(slot)
+        self._flying: set[int] = set()
+        self._copied: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self._forwarder = threading.Thread(target=self._forward_all, name="eightzeros-forward", daemon=True)
+        self._forwarder.start()
+
+    def _pin(self, memory: torch.Tensor) -> None:
+        """Pin the slots. Where the host does not allow it copies are right but slow, and the counters say so."""
+        code = int(_cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+        if code:
+            said = f"{memory.numel():,} bytes of slots could not be pinned (CUDA error {code}): copies will be slow"
+            self._counters.error = said
 
     def close(self) -> None:
-        """Let the writers finish what they were given, and end them."""
-        for work in self._work:
-            work.put(None)
-        for thread in self._threads:
-            thread.join(CLOSE_S)
+        """Let the writer finish what it was given, and end it."""
+        self._copied.put(None)
+        self._forwarder.join(CLOSE_S)
+        self._writer.close()
 
-    def send(self, parts: list[Part], sources: list[torch.Tensor], deadline: float) -> None:
-        """Copy rows (ids, aux, last) into a slot and hand it to the writers. Raises Refused or what torch raises."""
+    def send(self, parts: list[Part], rows: Rows, deadline: float) -> None:
+        """Copy rows into a slot and have them written. Raises Refused or what torch raises."""
         began = time.monotonic()
         try:
-            slot = self._slots.get(timeout=max(0.0, deadline - began))
+            slot = self._free.get(timeout=max(0.0, deadline - began))
         except queue.Empty:
             raise Refused("no slot became free in time: the staging folder is written too slowly") from None
         finally:
             self._counters.wait_s += time.monotonic() - began
-        piece = _Piece(slot, sources[0].shape[0], parts)
         try:
-            self._copy(piece, sources)
+            event = self._copy(slot, rows)
         except BaseException:
-            self._slots.put(slot)
+            self._free.put(slot)
             raise
         self._folder.queue(1)
-        # Writers of one file wait for each other in the kernel, so a request has one writer.
-        self._work[parts[0].request.number % len(self._work)].put(piece)
+        frame = (slot, rows.ids.shape[0], self._counters.effective_layers, [tuple(part) for part in parts])
+        self._copied.put(_Piece(slot, frame, event))
 
-    def _copy(self, piece: _Piece, sources: list[torch.Tensor]) -> None:
-        places = self.form.places(piece.rows)
-        targets = [
-            piece.slot[begin:end].view(source.dtype).view(source.shape)
-            for source, (begin, end) in zip(sources, itertools.pairwise(places), strict=True)
-        ]
+    def _copy(self, slot: int, rows: Rows) -> Any | None:
+        """Start the copy; return the event that says when it is done. What it reads may change from now on."""
+        target = self._slots[slot]
         if self._stream is None:
-            for target, source in zip(targets, sources, strict=True):
-                target.copy_(source)
-            return
-        self._stream.wait_stream(_cuda.current_stream(sources[0].device))
+            self.form.fill(target, rows)
+            return None
+        buffer, self._turn = self._buffers[self._turn], (self._turn + 1) % len(self._buffers)
+        computing = _cuda.current_stream(rows.last.device)
+        computing.wait_event(buffer.copied)
+        size = self.form.fill(buffer.data, rows)
+        self._stream.wait_stream(computing)
         with _cuda.stream(self._stream):
-            for target, source in zip(targets, sources, strict=True):
-                target.copy_(source, non_blocking=True)
-                source.record_stream(self._stream)
-            piece.event = _cuda.Event(blocking=True)  # a writer that spun would take a core from the server
-            piece.event.record(self._stream)
+            target[:size].copy_(buffer.data[:size], non_blocking=True)
+            buffer.copied.record(self._stream)
+            self._events[slot].record(self._stream)
+        return self._events[slot]
 
-    def _write_all(self, work: queue.SimpleQueue[_Piece | None]) -> None:
-        while (piece := work.get()) is not None:
-            problem: Exception | None = None
+    def _forward_all(self) -> None:
+        """Tell the writer of each piece as its copy is done."""
+        while (piece := self._copied.get()) is not None:
             try:
                 if piece.event is not None:
                     piece.event.synchronize()
             except Exception as error:
-                problem = Refused(f"the copy from the device failed: {error!r}")
-            for part in piece.parts:
-                try:
-                    if problem is not None:
-                        raise problem
-                    if not part.request.dropped:
-                        self._write(piece, part)
-                except FileNotFoundError:
-                    self._folder.let_go(part.request)
-                except Exception as error:
-                    self._folder.fail(part.request.rid, words(error), part.request)
-            self._folder.queue(-1)
-            self._slots.put(piece.slot)
+                self._give_up(piece, f"the copy from the device failed: {error!r}")
+                continue
+            with self._folder.lock:
+                self._flying.add(piece.slot)
+            try:
+                self._writer.send(piece.frame)
+            except Exception as error:
+                with self._folder.lock:
+                    mine = piece.slot in self._flying
+                    self._flying.discard(piece.slot)
+                if mine:  # else `_lost` has seen to it
+                    self._give_up(piece, f"the process that writes the states cannot be told: {words(error)}")
 
-    def _write(self, piece: _Piece, part: Part) -> None:
-        view = memoryview((ctypes.c_ubyte * piece.slot.numel()).from_address(piece.slot.data_ptr())).cast("B")
-        here, there = self.form.places(piece.rows), self.form.places(part.request.tokens)
-        blocks = []
-        for row_bytes, begin, at in zip(self.form.blocks, here, there, strict=False):
-            first = begin + part.slot_row * row_bytes
-            place = HEADER_BYTES + at + part.file_row * row_bytes
-            blocks.append((view[first : first + part.rows * row_bytes], place))
-        pwrite(part.request.path, blocks)
+    def _give_up(self, piece: _Piece, reason: str) -> None:
+        failed = [(part[0], reason) for part in piece.frame[3]]
+        self._folder.heard([], [], failed)
+        self._land(piece.slot)
+
+    def _land(self, slot: int) -> None:
+        self._folder.queue(-1)
+        self._free.put(slot)
+
+    def _heard(self, answer: tuple[Any, ...]) -> None:
+        slot, rows, whole, gone, failed = answer
         with self._folder.lock:
-            self._counters.rows += part.rows
-            self._counters.bytes += part.rows * sum(self.form.blocks)
-        self._folder.written(part.request, part.rows, self._header)
+            self._counters.rows += rows
+            self._counters.bytes += rows * sum(self.form.blocks)
+            self._flying.discard(slot)
+        self._folder.heard(whole, gone, failed)
+        self._land(slot)
 
-    def _header(self, request: Request) -> bytes:
-        record = {
-            "format": FORMAT,
-            "rid": request.rid,
-            "rows": request.tokens,
-            "points": self._counters.points,
-            "hidden_size": self.form.hidden_size,
-            "dtype": self._counters.dtype,
-            "effective_layers": self._counters.effective_layers,
-            "bytes": request.size_bytes,
-        }
-        return json.dumps(record).encode("ascii").ljust(HEADER_BYTES - 1) + b"\n"
+    def _lost(self, reason: str) -> None:
+        """Fail what was being received: the writer that held rows of it is gone. The next piece starts another."""
+        self._folder.fail_all(reason)
+        with self._folder.lock:
+            slots, self._flying = self._flying, set()
+        for slot in slots:
+            self._land(slot)
