@@ -1,8 +1,9 @@
 """The capture hook: hidden states out of SGLang's forward pass into files, one a request.
 
-This package stands alone: relative imports, Python 3.10, torch in `hook` and `sink`, nothing else of ours. The
-launcher copies it as `eightzeros_capture` into a folder on the server's PYTHONPATH (backend.extraction.staging
-does that) and names `eightzeros_capture.hook:factory` in `--forward-hooks`.
+This package stands alone: relative imports, Python 3.10, torch in `hook` and `sink`, nothing else of ours; `writing`
+is a program of its own, which the hook starts to write the files. The launcher copies the package as
+`eightzeros_capture` into a folder on the server's PYTHONPATH (backend.extraction.staging does that) and names
+`eightzeros_capture.hook:factory` in `--forward-hooks`.
 
 A request is ours when its rid begins with `RUN-`. A rid ends with `-TOKENS`, the length of its prompt, for a
 forward pass does not say which chunk of a prompt is the last; and it is used once. Its file is `RID.states`:
