@@ -334,10 +334,7 @@ class Fleet:
         return self._ask(name, "shards.list", ShardListing, SHORT_S, self._path(name, path))
 
     def show_shard(self, name: str, path: str, values: bool = False, only: str = "") -> Future[dict[str, Any]]:
-        """Show a shard's tensors, read on the host without torch and without unpickling anything.
-
-        With `values`, also statistics over a sample of each tensor whose key matches `only`.
-        """
+        """Show a shard's tensors; with `values` also statistics over a sample of those whose key matches `only`."""
         args = {**self._path(name, path), "values": values, "only": only}
         return self._ask(name, "shards.show", dict[str, Any], SHORT_S, args)
 
