@@ -113,3 +113,17 @@ def check(reader: Staging, rid: str) -> None:
     assert np.array_equal(found.aux, want[:, :WIDTH])
     assert np.array_equal(found.last, want[:, WIDTH:])
     assert (found.dtype, found.points, found.effective_layers) == ("float32", POINTS, POINTS)
+
+
+def failure(reader: Staging, rid: str) -> str:
+    """Wait for a request's failure and return its reason."""
+    until(lambda: rid in reader.look().failed)
+    reason = reader.reason(rid)
+    assert reader.look().failed == []
+    return reason
+
+
+def failure_of(reader: Staging, rid: str) -> str:
+    """Wait for one of several failures and return its reason."""
+    until(lambda: rid in reader.look().failed)
+    return reader.reason(rid)

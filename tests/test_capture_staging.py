@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import select
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,7 +20,7 @@ from backend.extraction.capture.config import Config  # noqa: E402
 from backend.extraction.capture.hook import Capture  # noqa: E402
 from backend.extraction.capture.writing import HEADER_BYTES  # noqa: E402
 from backend.extraction.staging import Staging, StagingError, hook_argument, install  # noqa: E402
-from tests.capturing import HIDDEN, POINTS, RUN, WIDTH, Rows, Server, check, pass_of  # noqa: E402
+from tests.capturing import HIDDEN, POINTS, RUN, WIDTH, Rows, Server, check, failure, failure_of, pass_of  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
 if TYPE_CHECKING:
@@ -121,6 +124,79 @@ def test_a_torn_file_is_refused(serve: Callable[..., Server], reader: Staging, f
     path.write_bytes(json.dumps({"format": 99}).encode().ljust(HEADER_BYTES))
     with pytest.raises(StagingError, match="no states of this version"):
         reader.open(rid)
+
+
+def writer_of(server: Server) -> int:
+    """Return the writer process of a server that has written once."""
+    assert server.hook._sink is not None and server.hook._sink._writer._process is not None
+    return server.hook._sink._writer._process.pid
+
+
+def test_what_cannot_be_written_fails_with_its_reason(
+    serve: Callable[..., Server], reader: Staging, folder: Path
+) -> None:
+    server, rids = serve(), [reader.rid(i, 0, 5) for i in range(3)]
+    server.run(Rows(rids[0], 5))
+    check(reader, rids[0])
+    limits = resource.prlimit(writer_of(server), resource.RLIMIT_FSIZE, (HEADER_BYTES, resource.RLIM_INFINITY))
+    server.run(Rows(rids[1], 5))
+    assert "File too large" in failure(reader, rids[1])
+    resource.prlimit(writer_of(server), resource.RLIMIT_FSIZE, limits)
+    server.run(Rows(rids[2], 5))
+    check(reader, rids[2])
+    assert not [name for name in os.listdir(folder) if "part" in name]
+
+
+def test_a_writer_that_is_killed_costs_what_it_held(serve: Callable[..., Server], reader: Staging) -> None:
+    server, rids = serve(slots=3), [reader.rid(i, 0, 10) for i in range(8)]
+    server.run(Rows(rids[0], 10))
+    check(reader, rids[0])
+    os.kill(writer_of(server), signal.SIGSTOP)
+    server.run(Rows(rids[1], 10))
+    server.run(Rows(rids[2], 10), Rows(rids[3], 4))
+    until(lambda: len(server.hook._sink._flying) == 2)  # type: ignore[union-attr]
+    os.kill(writer_of(server), signal.SIGKILL)
+    for rid in rids[1:4]:
+        assert "the process that writes the states ended (status -9)" in failure_of(reader, rid)
+    server.run(Rows(rids[3], 6, 4))
+    for rid in rids[4:]:  # more than there are slots: those of the dead one are free again
+        server.run(Rows(rid, 10))
+        check(reader, rid)
+    assert server.hook.counters.failed == 3 and server.hook.counters.staged_bytes > 0
+
+
+def test_no_other_writer_starts_before_the_loss_of_one_is_settled(
+    serve: Callable[..., Server], reader: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece that went to the next writer meanwhile would be taken for lost, and its slot be used twice."""
+    server, rids = serve(slots=3), [reader.rid(i, 0, 10) for i in range(3)]
+    server.run(Rows(rids[0], 10))
+    check(reader, rids[0])
+    sink, fail_all, late = server.hook._sink, server.hook._folder.fail_all, []
+    assert sink is not None
+
+    def meanwhile(reason: str) -> None:
+        server.run(Rows(rids[1], 10))
+        late.append(failure_of(reader, rids[1]))
+        fail_all(reason)
+
+    monkeypatch.setattr(server.hook._folder, "fail_all", meanwhile)
+    os.kill(writer_of(server), signal.SIGKILL)
+    until(lambda: late and sink._writer._connection is None)
+    assert "cannot be told" in late[0]
+    server.run(Rows(rids[2], 10))
+    check(reader, rids[2])
+    until(lambda: sorted(sink._free.queue) == [0, 1, 2])
+
+
+def test_the_writer_ends_with_the_server(serve: Callable[..., Server], reader: Staging) -> None:
+    server, rid = serve(), reader.rid(0, 0, 5)
+    server.run(Rows(rid, 5))
+    check(reader, rid)
+    writer = os.pidfd_open(writer_of(server))
+    server.close()
+    assert select.select([writer], [], [], 0)[0], "closing waits for it"
+    os.close(writer)
 
 
 @pytest.mark.parametrize(

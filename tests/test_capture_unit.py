@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import select
-import signal
 import sys
 import threading
 import time
@@ -21,7 +18,7 @@ from backend.extraction.capture.config import Config  # noqa: E402
 from backend.extraction.capture.hook import Capture  # noqa: E402
 from backend.extraction.capture.writing import HEADER_BYTES  # noqa: E402
 from backend.extraction.staging import Staging  # noqa: E402
-from tests.capturing import HIDDEN, POINTS, RUN, WIDTH, Rows, Server, Stack, check, pass_of  # noqa: E402
+from tests.capturing import HIDDEN, POINTS, RUN, WIDTH, Rows, Server, Stack, check, failure, failure_of, pass_of  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
 if TYPE_CHECKING:
@@ -55,14 +52,6 @@ def serve(folder: Path) -> Iterator[Callable[..., Server]]:
 @pytest.fixture
 def reader(folder: Path) -> Staging:
     return Staging(str(folder), RUN, "s1")
-
-
-def failure(reader: Staging, rid: str) -> str:
-    """Wait for a request's failure and return its reason."""
-    until(lambda: rid in reader.look().failed)
-    reason = reader.reason(rid)
-    assert reader.look().failed == []
-    return reason
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["packed", "list of points"])
@@ -219,55 +208,6 @@ def test_an_exception_fails_the_samples_and_not_the_server(
     check(reader, rids[2])
 
 
-def writer_of(server: Server) -> int:
-    """Return the writer process of a server that has written once."""
-    assert server.hook._sink is not None and server.hook._sink._writer._process is not None
-    return server.hook._sink._writer._process.pid
-
-
-def test_what_cannot_be_written_fails_with_its_reason(
-    serve: Callable[..., Server], reader: Staging, folder: Path
-) -> None:
-    server, rids = serve(), [reader.rid(i, 0, 5) for i in range(3)]
-    server.run(Rows(rids[0], 5))
-    check(reader, rids[0])
-    limits = resource.prlimit(writer_of(server), resource.RLIMIT_FSIZE, (HEADER_BYTES, resource.RLIM_INFINITY))
-    server.run(Rows(rids[1], 5))
-    assert "File too large" in failure(reader, rids[1])
-    resource.prlimit(writer_of(server), resource.RLIMIT_FSIZE, limits)
-    server.run(Rows(rids[2], 5))
-    check(reader, rids[2])
-    assert not [name for name in os.listdir(folder) if "part" in name]
-
-
-def test_a_writer_that_is_killed_costs_what_it_held(serve: Callable[..., Server], reader: Staging) -> None:
-    server, rids = serve(slots=3), [reader.rid(i, 0, 10) for i in range(8)]
-    server.run(Rows(rids[0], 10))
-    check(reader, rids[0])
-    os.kill(writer_of(server), signal.SIGSTOP)
-    server.run(Rows(rids[1], 10))
-    server.run(Rows(rids[2], 10), Rows(rids[3], 4))
-    until(lambda: len(server.hook._sink._flying) == 2)  # type: ignore[union-attr]
-    os.kill(writer_of(server), signal.SIGKILL)
-    for rid in rids[1:4]:
-        assert "the process that writes the states ended (status -9)" in failure_of(reader, rid)
-    server.run(Rows(rids[3], 6, 4))
-    for rid in rids[4:]:  # more than there are slots: those of the dead one are free again
-        server.run(Rows(rid, 10))
-        check(reader, rid)
-    assert server.hook.counters.failed == 3 and server.hook.counters.staged_bytes > 0
-
-
-def test_the_writer_ends_with_the_server(serve: Callable[..., Server], reader: Staging) -> None:
-    server, rid = serve(), reader.rid(0, 0, 5)
-    server.run(Rows(rid, 5))
-    check(reader, rid)
-    writer = os.pidfd_open(writer_of(server))
-    server.close()
-    assert select.select([writer], [], [], 0)[0], "closing waits for it"
-    os.close(writer)
-
-
 def test_a_folder_that_is_gone_fails_nothing_else(serve: Callable[..., Server], reader: Staging, folder: Path) -> None:
     server = serve()
     for name in os.listdir(folder):
@@ -312,12 +252,6 @@ def test_a_reader_that_never_comes_fails_the_request(serve: Callable[..., Server
         and "(bound_bytes)" in server.hook.counters.error
     )
     check(reader, reader.rid(0, 0, 10))
-
-
-def failure_of(reader: Staging, rid: str) -> str:
-    """Wait for one of several failures and return its reason."""
-    until(lambda: rid in reader.look().failed)
-    return reader.reason(rid)
 
 
 def test_unfinished_requests_alone_never_stop_the_server(serve: Callable[..., Server], reader: Staging) -> None:

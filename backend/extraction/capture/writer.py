@@ -69,11 +69,13 @@ class Writer:
                 self._heard(answer)
         except OSError:
             pass  # a reset connection is an end like another
-        with self._lock:
-            asked, self._connection = self._connection is not connection, None
-        connection.close()
-        if not asked:
+        if self._connection is connection:  # nobody closed it: it was lost
+            # No other is started before this is settled, or what that one is told would be counted as lost too, and
+            # its slot be given to a second piece. Meanwhile whoever sends meets a broken pipe.
             self._lost(f"the process that writes the states ended (status {process.wait()})")
+            with self._lock:
+                self._connection = None
+        connection.close()
 
     def close(self) -> None:
         """Let the process finish what it was told, and end it."""
