@@ -17,7 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from backend.agent.main import relaunch
 from backend.agent.nvml import NvmlDriver
 from backend.agent.reset import cudatest, ops, receipt
 from backend.agent.seam import Machine
-from backend.wire import plain
+from backend.wire import Plan, Refused, RunSpec, plain
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 MPS = "nvidia-cuda-mps-control"
@@ -42,6 +44,38 @@ MPS = "nvidia-cuda-mps-control"
 def machine() -> Machine:
     """Return this host, with a program that finds the checkout from any folder."""
     return Machine(NvmlDriver, NvidiaDevices, ["env", f"PYTHONPATH={ROOT}", *relaunch()], cuda_library="libcuda.so.1")
+
+
+def apart(work: Callable[..., Any], *given: Any) -> Any:
+    """Have a new process do it: NVML refuses a child forked from one that uses it already, as the sampler does."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(told, work, *given).result()
+
+
+def told(work: Callable[..., Any], *given: Any) -> Any:
+    """Do it; a refusal becomes an error that finds its way between processes."""
+    try:
+        return work(*given)
+    except Refused as refused:
+        raise RuntimeError(str(refused)) from None
+
+
+def planned(name: str) -> tuple[Plan, RunSpec, float]:
+    """Plan a reset as the agent does for a console; return the plan, what starts it, and the plan's seconds."""
+    began = time.monotonic()
+    plan = ops.op_plan(machine(), {})
+    seconds = time.monotonic() - began
+    return plan, ops.prepare_start(machine(), {"id": name, "digest": plan.digest}), seconds
+
+
+def baseline_recorded() -> dict[str, Any]:
+    """Record this host's baseline."""
+    return ops.op_baseline_record(machine(), {})
+
+
+def verified(name: str) -> str:
+    """Return the verdict on the GPUs as they are."""
+    return ops.op_verify(machine(), {"id": name}).verdict
 
 
 class Measured:
@@ -54,10 +88,8 @@ class Measured:
     def reset(self, victim: victims.Victim | None) -> dict[str, Any]:
         """Plan and reset, and set the receipt beside what the sampler saw."""
         self._count += 1
-        held, name, began = self.sampler.used(), f"bench-{os.getpid()}-{self._count}", time.monotonic()
-        plan = ops.op_plan(self.host, {})
-        planned_s = time.monotonic() - began
-        spec = ops.prepare_start(self.host, {"id": name, "digest": plan.digest})
+        held, name = self.sampler.used(), f"bench-{os.getpid()}-{self._count}"
+        plan, spec, planned_s = apart(planned, name)
         folder = self.scratch / name
         folder.mkdir()
         words = [*spec.argv[:-2], str(folder), spec.argv[-1]]
@@ -146,7 +178,7 @@ def mps(host: Measured) -> dict[str, Any]:
             victim.end()
         subprocess.run([MPS], input="quit\n", env={**os.environ, **env}, capture_output=True, text=True, timeout=30,
                        check=False)  # fmt: skip
-    return {"listed": listed, **found, "after_quit": plain(ops.op_verify(host.host, {"id": "after-mps"}))["verdict"]}
+    return {"listed": listed, **found, "after_quit": apart(verified, "after-mps")}
 
 
 def cuda_tests(host: Measured) -> dict[str, Any]:
@@ -165,7 +197,7 @@ def scenarios(host: Measured, options: argparse.Namespace) -> dict[str, Callable
     """Return what is measured, the shortest first and the pinned memory last: the largest takes a minute to start."""
     found: dict[str, Callable[[], Any]] = {
         "jitter": lambda: jitter(host.sampler, options.jitter_s),
-        "baseline": lambda: ops.op_baseline_record(host.host, {}),
+        "baseline": lambda: apart(baseline_recorded),
         "cuda_test": lambda: cuda_tests(host),
     }
     for size in (1, 60, 120):

@@ -94,6 +94,7 @@ class Capture:
         self._prefix = config.run + "-"
         self._folder = Folder(config, self.counters)
         self._sink: Sink | None = None
+        self._sinkless = ""
         self._asked = False
         if writes:
             self._folder.clear()
@@ -199,7 +200,9 @@ class Capture:
         work.flush()
 
     def _sink_for(self, aux: list[torch.Tensor], last: torch.Tensor) -> Sink:
-        """Check the form of a pass; make the slots with the first one."""
+        """Check the form of a pass; make the slots with the first one, once: it takes seconds of the server's time."""
+        if self._sinkless:
+            raise Refused(self._sinkless)
         width, points = sum(tensor.shape[-1] for tensor in aux), len(self._config.points)
         if width != points * last.shape[-1]:
             raise Refused(f"the server captured {width / last.shape[-1]:g} points where {points} were asked for")
@@ -207,7 +210,11 @@ class Capture:
         if self._sink is None:
             self.counters.hidden_size, self.counters.device = form.hidden_size, str(last.device)
             self.counters.dtype = str(form.dtype).rpartition(".")[2]
-            self._sink = Sink(self._config, self._folder, self.counters, form, last.device)
+            try:
+                self._sink = Sink(self._config, self._folder, self.counters, form, last.device)
+            except Exception as problem:
+                self._sinkless = f"the slots could not be made when the server started: {words(problem)}"
+                raise
         if form != self._sink.form or any(tensor.dtype != form.dtype for tensor in aux):
             raise Refused(f"the form of a row changed from {self._sink.form} to {form}, {aux[0].dtype}")
         return self._sink

@@ -96,16 +96,18 @@ class Sink:
                   "dtype": counters.dtype}  # fmt: skip
         about = {"folder": folder.path, "writers": config.writers, "blocks": form.blocks, "header": header}
         self._writer = Writer(about, config.slots, size, self._heard, self._lost)
+        self._pinned: torch.Tensor | None = None
+        self._stream: Any = None
         with torch.inference_mode(False):
             memory = torch.frombuffer(self._writer.memory, dtype=torch.uint8)
             self._slots = _cut(memory, size)
-            self._stream = None
             if device.type == "cuda":
-                self._pin(memory)
-                self._stream = _cuda.Stream(device)
+                # The buffers come first: where the device has no room for them, nothing is pinned yet.
                 data = torch.empty(min(BUFFERS, config.slots) * size, dtype=torch.uint8, device=device)
                 self._buffers = [_Buffer(part) for part in _cut(data, size)]
                 self._events = [_cuda.Event(blocking=True) for _ in self._slots]  # one that spun would take a core
+                self._stream = _cuda.Stream(device)
+                self._pin(memory, device)
         self._turn = 0
         self._free: queue.LifoQueue[int] = queue.LifoQueue()
         for slot in range(config.slots):
@@ -115,18 +117,28 @@ class Sink:
         self._forwarder = threading.Thread(target=self._forward_all, name="eightzeros-forward", daemon=True)
         self._forwarder.start()
 
-    def _pin(self, memory: torch.Tensor) -> None:
+    def _pin(self, memory: torch.Tensor, device: torch.device) -> None:
         """Pin the slots. Where the host does not allow it copies are right but slow, and the counters say so."""
         code = int(_cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
-        if code:
-            said = f"{memory.numel():,} bytes of slots could not be pinned (CUDA error {code}): copies will be slow"
-            self._counters.error = said
+        if not code:
+            self._pinned = memory
+            return
+        said = f"{memory.numel():,} bytes of slots could not be pinned (CUDA error {code}): copies will be slow"
+        self._counters.error = said
+        try:
+            torch.zeros(1, device=device)
+        except RuntimeError:
+            pass  # CUDA keeps a refusal for whoever launches the next kernel, which must not be the server
 
     def close(self) -> None:
         """Let the writer finish what it was given, and end it."""
         self._copied.put(None)
         self._forwarder.join(CLOSE_S)
         self._writer.close()
+        if self._pinned is not None and not self._forwarder.is_alive():  # else the device may still write to them
+            # CUDA goes by address: whatever came to lie there next would count as pinned, and could not be.
+            _cuda.cudart().cudaHostUnregister(self._pinned.data_ptr())
+            self._pinned = None
 
     def send(self, parts: list[Part], rows: Rows, deadline: float) -> None:
         """Copy rows into a slot and have them written. Raises Refused or what torch raises."""
