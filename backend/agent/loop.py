@@ -15,6 +15,7 @@ import time
 from typing import Any, Dict, List, Protocol, Set
 
 from backend.agent import ours, procfs
+from backend.agent.flight.place import RecorderKeeper
 from backend.agent.ops import TABLE, Context
 from backend.agent.paths import homeless
 from backend.agent.relay import RunsSource
@@ -56,6 +57,7 @@ class Loop:
         self._context = Context(machine, store)
         self._workers = Workers()
         self._sources: List[Source] = [TelemetrySource(machine), RunsSource(store), self._workers]
+        self._sources.append(RecorderKeeper(machine, store))
 
     def run(self) -> int:
         """Serve. Returns 0 when the input ends, which is how the console, or its connection, says goodbye."""

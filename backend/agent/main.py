@@ -56,7 +56,12 @@ def serve(machine: Machine, argv: List[str]) -> int:
         from backend.agent.shards.audit.main import main as audit
 
         return audit(words)
-    sys.stderr.write("eightzeros agent: no role `%s`; roles: agent, supervise, reset, cudatest, adopt, audit\n" % role)
+    if role == "record":
+        from backend.agent.flight.recorder import record
+
+        return record(machine)
+    roles = "agent, supervise, reset, cudatest, adopt, audit, record"
+    sys.stderr.write("eightzeros agent: no role `%s`; roles: %s\n" % (role, roles))
     return 2
 
 

@@ -69,7 +69,16 @@ def _runs_start(context: Context, args: Dict[str, Any]) -> Any:
         raise Refused("gate", text, closed[0].fix)
     if spec.argv[:1] == [AGENT]:
         spec.argv = [*context.machine.relaunch, *spec.argv[1:]]
-    return context.store.start(spec)
+    return _begin(context, spec)
+
+
+def _begin(context: Context, spec: RunSpec) -> Any:
+    """Start a run, and the recorder that keeps its flight."""
+    from backend.agent.flight.place import start_recorder
+
+    run = context.store.start(spec)
+    start_recorder(context.machine)
+    return run
 
 
 def _runs_adopt(context: Context, args: Dict[str, Any]) -> Any:
@@ -77,7 +86,7 @@ def _runs_adopt(context: Context, args: Dict[str, Any]) -> Any:
 
     inspectable({"path": args.get("out"), "roots": args.get("roots")})
     known = context.store.get(want(args, "id", str))
-    return known if known is not None else context.store.start(prepare_adopt(context.machine, args))
+    return known if known is not None else _begin(context, prepare_adopt(context.machine, args))
 
 
 def _runs_stop(context: Context, args: Dict[str, Any]) -> Any:
@@ -108,11 +117,20 @@ def _reset(name: str) -> Callable[[Context, Dict[str, Any]], Any]:
     return call
 
 
+def _flight(name: str) -> Callable[[Context, Dict[str, Any]], Any]:
+    def call(context: Context, args: Dict[str, Any]) -> Any:
+        from backend.agent.flight import ops
+
+        return getattr(ops, name)(context.machine, args)
+
+    return call
+
+
 def _reset_start(context: Context, args: Dict[str, Any]) -> Any:
     from backend.agent.reset.ops import prepare_start
 
     known = context.store.get(want(args, "id", str))
-    return known if known is not None else context.store.start(prepare_start(context.machine, args))
+    return known if known is not None else _begin(context, prepare_start(context.machine, args))
 
 
 def _shards_list(context: Context, args: Dict[str, Any]) -> Any:
@@ -186,6 +204,10 @@ TABLE: Dict[str, Operation] = {
     "shards.repair": Operation(_shards_repair, 900.0),
     "audits.get": Operation(_audits_get, 20.0),
     "audits.faults": Operation(_audits_faults, 20.0),
+    "flight.start": Operation(_flight("op_start"), 20.0),
+    "flight.info": Operation(_flight("op_info"), 20.0),
+    "flight.blocks": Operation(_flight("op_blocks"), 60.0),
+    "flight.events": Operation(_flight("op_events"), 20.0),
     "archive.have": Operation(_archive_have, 20.0),
     "archive.put": Operation(_archive_put, 20.0),
 }

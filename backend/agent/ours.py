@@ -13,7 +13,7 @@ from backend.agent.paths import state_dir
 
 
 def register(role: str) -> str:
-    """Say that this process is ours (role: agent, driver, supervisor, reset). Returns the file, for `forget`."""
+    """Say that this process is ours (role: agent, driver, recorder, ...). Returns the file, for `forget`."""
     found = procfs.stat(os.getpid())
     path = os.path.join(state_dir("ours"), "%d.%d" % (os.getpid(), found.start_ticks if found else 0))
     with open(path, "w", encoding="ascii") as file:
@@ -27,6 +27,15 @@ def forget(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass
+
+
+def role_lives(role: str) -> bool:
+    """Say whether a process of ours in this role lives."""
+    folder, living = state_dir("ours"), ours()
+    return any(
+        (procfs.read_bytes(os.path.join(folder, "%d.%d" % one)) or b"").decode("ascii", "replace").split()[1:] == [role]
+        for one in living
+    )
 
 
 def ours() -> Set[Tuple[int, int]]:

@@ -138,6 +138,10 @@ class RunStore:
             del self._known[name]
         return changed
 
+    def any_live(self) -> bool:
+        """Say whether a run had not ended at the last poll."""
+        return any(not known.ended for known in self._known.values())
+
     def members(self, run_id: str) -> Set[Tuple[int, int]]:
         """Return (pid, start ticks) of the live processes of a run, without its supervisor."""
         record, _ = _json(self._folder(run_id), runfiles.RUN)

@@ -1,0 +1,1 @@
+"""The flight record of a host: telemetry, progress and events, kept while runs live and bounded on disk."""
