@@ -126,6 +126,14 @@ class DriverChild:
             self._since = time.monotonic()
         self._pending.extend((kind, index) for index in wanted)
 
+    def listen(self) -> None:
+        """Ask for XIDs from now on: `answers` has them as they come, after one that says whether they will."""
+        if self.alive:
+            try:
+                os.write(self._requests, b"listen\n")
+            except OSError:
+                return  # the child has ended, and `answers` will say so
+
     def answers(self) -> List[Answer]:
         """Return the answers that have come, without waiting. Sets `ended` where the child is gone."""
         found: List[Answer] = []
@@ -202,6 +210,9 @@ class DriverChild:
         came, self._partial = driverloop.frames(self._partial)
         found = []
         for answer in came:
+            if answer.kind in ("listening", "xid"):  # neither an answer nor a sign that a GPU still gives one
+                found.append(answer)
+                continue
             self._since = time.monotonic()
             if answer.kind == "opening":
                 self._pending[0] = ("open", answer.gpu)

@@ -49,6 +49,10 @@ class NvidiaDevices(DeviceTable):
         """Set the kernel module's list of GPUs and the device files against the driver's list."""
         return kernelgpus.faults(gpus)
 
+    def withheld(self) -> List[str]:
+        """Return the kernel module's GPUs that have no device file here."""
+        return kernelgpus.withheld()
+
     def _of(self, major: int, minor: int) -> Optional[Tuple[int, ...]]:
         if major == NVIDIA_MAJOR:
             return (minor,) if minor <= LAST_GPU_MINOR else ()

@@ -8,8 +8,9 @@ import os
 import pickle
 import signal
 import struct
+import threading
 import time
-from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from backend.agent import ours
 from backend.agent.seam import ContextList, Driver, DriverError
@@ -20,6 +21,14 @@ OPEN = -1
 
 _LENGTH = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
+
+
+UNASKED = ("opening", "listening", "xid")
+"""Kinds that answer no request: which GPU is touched at the moment, whether XIDs are told from now on (else why not),
+and an XID."""
+
+_writing = threading.Lock()
+"""Held for each answer, since the thread that listens writes to the same pipe."""
 
 
 class Answer(NamedTuple):
@@ -58,8 +67,27 @@ def _serve(make_driver: Callable[[], Driver], skip: FrozenSet[int], requests: in
     with os.fdopen(requests, "rb", buffering=1 << 16) as lines:
         for line in lines:
             kind, *indices = line.decode("ascii").split()
+            if kind == "listen":
+                threading.Thread(target=_listen, args=(driver, answers), daemon=True).start()
+                continue
             for index in map(int, indices):
                 _write(answers, _answer(driver, kind, index))
+
+
+def _listen(driver: Driver, answers: int) -> None:
+    """Pass on the driver's XIDs. Whatever happens here, the readings go on."""
+
+    def tell(kind: str, index: int, value: Optional[int], problem: str) -> None:
+        _write(answers, Answer(kind, index, value, problem, time.monotonic(), time.process_time()))
+
+    try:
+        driver.listen(
+            lambda why: tell("listening", OPEN, None, why), lambda index, number: tell("xid", index, number, "")
+        )
+    except OSError:
+        return  # nobody reads any more
+    except Exception as error:
+        tell("listening", OPEN, None, "listening failed: %s: %s" % (type(error).__name__, error))
 
 
 def _answer(driver: Driver, kind: str, index: int) -> Answer:
@@ -76,8 +104,9 @@ def _answer(driver: Driver, kind: str, index: int) -> Answer:
 def _write(fd: int, answer: Answer) -> None:
     frame = marshal.dumps((*answer[:2], _packed(answer.kind, answer.value), *answer[3:]))
     data = _LENGTH.pack(len(frame)) + frame
-    while data:
-        data = data[os.write(fd, data) :]
+    with _writing:
+        while data:
+            data = data[os.write(fd, data) :]
 
 
 def frames(data: bytes) -> Tuple[List[Answer], bytes]:
@@ -102,6 +131,8 @@ def _packed(kind: str, value: Any) -> Any:
         return pickle.dumps(value, protocol=4)
     if kind in ("slow", "health"):
         return _plain(value)
+    if kind in UNASKED:
+        return value
     reading, contexts = value
     listed = [(pid, tuple(used_bytes), what) for pid, used_bytes, what in contexts.processes]
     return (_plain(reading) if kind == "lean" else tuple(reading)), listed, contexts.problem
@@ -114,6 +145,8 @@ def _unpacked(kind: str, value: Any) -> Any:
         return pickle.loads(value)
     if kind in ("slow", "health"):
         return _readings(value)
+    if kind in UNASKED:
+        return value
     readings, listed, problem = value
     contexts = ContextList([(pid, Reading(*used_bytes), what) for pid, used_bytes, what in listed], problem)
     return (_readings(readings) if kind == "lean" else Reading(*readings)), contexts

@@ -14,6 +14,8 @@ from backend.agent.procfs import read_bytes
 from backend.wire import GpuFacts
 
 Fault = Tuple[str, str, str, bool]
+Address = Tuple[int, int, int, int]
+"""A PCI address: domain, bus, device, function."""
 
 
 def faults(gpus: List[GpuFacts], root: str = "/") -> List[Fault]:
@@ -27,6 +29,17 @@ def faults(gpus: List[GpuFacts], root: str = "/") -> List[Fault]:
     return [*_unlisted(gpus, known, root), *_without_file(gpus, root), *_with_nouveau(root)]
 
 
+def withheld(root: str = "/") -> List[str]:
+    """Return the addresses of the kernel module's GPUs that have no device file here: not given to this container."""
+    folder = os.path.join(root, "proc/driver/nvidia/gpus")
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    minors = {name: _minor(os.path.join(folder, name, "information")) for name in names}
+    return [name for name, minor in minors.items() if minor >= 0 and not _exists(root, "nvidia%d" % minor)]
+
+
 def _minor(path: str) -> int:
     found = re.search(rb"Device Minor:\s*(\d+)", read_bytes(path) or b"")
     return int(found.group(1)) if found else -1
@@ -34,9 +47,9 @@ def _minor(path: str) -> int:
 
 def _unlisted(gpus: List[GpuFacts], known: Dict[int, str], root: str) -> Iterator[Fault]:
     """Find GPUs of the kernel module that NVML does not list. One that it lists without an address may be any."""
-    listed = {_address(gpu.bus_id) for gpu in gpus}
+    listed = {address(gpu.bus_id) for gpu in gpus}
     lost = [(minor, bus) for minor, bus in sorted(known.items())
-            if _address(bus) not in listed and minor >= 0 and _exists(root, "nvidia%d" % minor)]  # fmt: skip
+            if address(bus) not in listed and minor >= 0 and _exists(root, "nvidia%d" % minor)]  # fmt: skip
     for minor, bus in lost[sum(not gpu.bus_id for gpu in gpus) :]:
         text = "the kernel module has a GPU at %s (/dev/nvidia%d) that the driver does not list" % (bus, minor)
         yield text, "see dmesg | grep NVRM, then reboot the host", "ls /proc/driver/nvidia/gpus; nvidia-smi -L", True
@@ -53,7 +66,7 @@ def _without_file(gpus: List[GpuFacts], root: str) -> Iterator[Fault]:
 
 def _with_nouveau(root: str) -> Iterator[Fault]:
     try:
-        bound = [name for name in os.listdir(os.path.join(root, "sys/bus/pci/drivers/nouveau")) if _address(name)]
+        bound = [name for name in os.listdir(os.path.join(root, "sys/bus/pci/drivers/nouveau")) if address(name)]
     except OSError:
         return
     for bus in sorted(bound):
@@ -65,7 +78,18 @@ def _exists(root: str, name: str) -> bool:
     return os.path.exists(os.path.join(root, "dev", name))
 
 
-def _address(bus: str) -> Optional[Tuple[int, ...]]:
-    """Read a PCI address, however many digits its domain is written with."""
-    found = re.match(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)\.([0-9a-fA-F]+)\Z", bus)
-    return tuple(int(part, 16) for part in found.groups()) if found else None
+def address(bus: str) -> Optional[Address]:
+    """Read a PCI address, however many digits its domain is written with; without a function it is function 0.
+
+    Domains are never folded into one: 0009:01:00 and 0019:01:00 are two GPUs.
+    """
+    found = re.match(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)(?:\.([0-9a-fA-F]+))?\Z", bus)
+    if not found:
+        return None
+    domain, number, device, function = (int(part or "0", 16) for part in found.groups())
+    return domain, number, device, function
+
+
+def written(where: Address) -> str:
+    """Write a PCI address as lspci does."""
+    return "%04x:%02x:%02x.%x" % where

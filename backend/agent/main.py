@@ -14,8 +14,10 @@ def main(argv: List[str]) -> int:
     """Run a role on a real host: NVML is the driver, the kernel's device numbers say what belongs to a GPU."""
     from backend.agent.devices import NvidiaDevices
     from backend.agent.nvml import NvmlDriver
+    from backend.agent.xid.kernellog import DEVICE
 
-    return serve(Machine(NvmlDriver, NvidiaDevices, relaunch(), cuda_library="libcuda.so.1"), argv)
+    machine = Machine(NvmlDriver, NvidiaDevices, relaunch(), cuda_library="libcuda.so.1", kernel_log=DEVICE)
+    return serve(machine, argv)
 
 
 def relaunch(*arguments: str, module: str = "backend.agent.main") -> List[str]:

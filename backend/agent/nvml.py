@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from backend.agent import nvmlerrors as errors
-from backend.agent import nvmlfields, nvmlhealth
+from backend.agent import nvmlevents, nvmlfields, nvmlhealth
 from backend.agent.nvmlchecks import (
     ACTION,
     CELSIUS,
@@ -102,6 +102,10 @@ class NvmlDriver(Driver):
             return failed(problem), ContextList(problem=problem)
         readings, _ = self._memory(handle)
         return readings["memory_used_bytes"], self._contexts(handle, ("compute", "graphics", "mps"))
+
+    def listen(self, registered: Callable[[str], None], raised: Callable[[int, int], None]) -> None:
+        """Tell XIDs as they are raised, of the GPUs that answered when the driver was opened."""
+        nvmlevents.listen(self._nvml, sorted(self._handles.items()), registered, raised)
 
     def _tables(self) -> Tuple[List[Tuple[str, Callable[[Any], Any], Check]], ...]:
         """Bind the getters. A driver older than the names of the clock event reasons has them as throttle reasons."""

@@ -13,6 +13,8 @@ from backend.wire import printable
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 CHUNK_BYTES = 16384
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""PROC_PID_INIT_INO of the kernel's proc_ns.h."""
 
 
 class Stat(NamedTuple):
@@ -152,6 +154,14 @@ def uptime_s() -> float:
 def age_s(start_ticks: int) -> float:
     """Return how long ago a process started, in seconds."""
     return max(0.0, uptime_s() - start_ticks / CLOCK_TICKS)
+
+
+def in_initial_pid_namespace() -> bool:
+    """Say whether this process sees pids as the kernel's own lines have them: it is in no container's namespace."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == "pid:[%d]" % INITIAL_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 def boot_id() -> str:

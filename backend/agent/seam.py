@@ -87,6 +87,14 @@ class Driver:
         """Read the error records, links and settings of `HEALTH`. A driver that has none of them says nothing."""
         return {}
 
+    def listen(self, registered: Callable[[str], None], raised: Callable[[int, int], None]) -> None:
+        """Tell each XID (GPU index, number) through `raised`, for ever, in a thread beside the readings.
+
+        Calls `registered` once: with an empty text from when on XIDs are told, else with why there will be none, and
+        then returns.
+        """
+        registered("this driver has no events")
+
     def occupancy(self, index: int) -> Tuple[Reading, ContextList]:
         """Read memory used (v2, bytes) and the union of the compute, graphics and MPS lists: what clearance polls."""
         raise NotImplementedError
@@ -121,12 +129,17 @@ class DeviceTable:
         (reason, action, command, whether it stands in the way of use)."""
         return []
 
+    def withheld(self) -> List[str]:
+        """Return the PCI addresses of the host's GPUs that were not given to this container."""
+        return []
+
 
 @dataclass
 class Machine:
     """The injected pair, and how to start this same program again in another role (argv before the role's name).
 
     `cuda_library` is what the CUDA test loads; empty: this machine has none, and its GPUs are not tested.
+    `kernel_log` is the file with what the driver says to the kernel; empty: no driver here says anything to it.
     """
 
     driver: Callable[[], Driver]
@@ -134,3 +147,4 @@ class Machine:
     relaunch: List[str]
     virtual: bool = False
     cuda_library: str = ""
+    kernel_log: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Callable, Dict, FrozenSet, List, Optional
+from typing import Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from backend.agent import child as children
 from backend.agent.child import OPEN, Answer, DriverChild
@@ -29,6 +29,10 @@ RETRY_S = 10.0
 RETRY_MOST_S = 60.0
 HANGING_MOST = 4
 """No new try while so many abandoned children still hang in the driver: each holds the driver's locks."""
+
+
+Raised = Tuple[int, int, float]
+"""An XID that the driver told: GPU index, number, and when, on the monotonic clock."""
 
 
 @dataclass
@@ -54,7 +58,11 @@ class GivenUp:
 
 
 class DriverWatch:
-    """Owns the children. `step` never blocks; `changed` is true once after the inventory changed."""
+    """Owns the children. `step` never blocks; `changed` is true once after the inventory changed.
+
+    `raised` gathers the XIDs that the driver told, for whoever takes them away; `deaf` says why it tells none, empty
+    where it does, None where that is not known yet.
+    """
 
     def __init__(self, make_driver: Callable[[], Driver]) -> None:
         self._make_driver = make_driver
@@ -71,6 +79,8 @@ class DriverWatch:
         self.newest: Dict[int, Newest] = {}
         self.changed = False
         self.child_cpu_s = 0.0
+        self.raised: List[Raised] = []
+        self.deaf: Optional[str] = None
 
     @property
     def children(self) -> List[DriverChild]:
@@ -140,6 +150,12 @@ class DriverWatch:
         return sorted(wanted, key=lambda i: (i in self._given_up, -self.newest.get(i, Newest()).at))
 
     def _take(self, child: DriverChild, answer: Answer) -> None:
+        if answer.kind == "xid":
+            self.raised.append((answer.gpu, int(answer.value), answer.at))
+            return
+        if answer.kind == "listening":
+            self.deaf = answer.problem
+            return
         self.child_cpu_s += max(0.0, answer.cpu_s - self._cpu_s.get(id(child), 0.0))
         self._cpu_s[id(child)] = answer.cpu_s
         if answer.kind == "open":
@@ -181,6 +197,8 @@ class DriverWatch:
             self._forget(self._serving)
             self._serving.retire()
         self._serving, self._trial = self._trial, None
+        if self._serving is not None:
+            self._serving.listen()
         self._reopen_at = time.monotonic() + (RETRY_MOST_S if self.inventory.gpus else REOPEN_S)
 
     def _adopt(self, found: Inventory) -> None:

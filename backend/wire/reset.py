@@ -97,6 +97,10 @@ class Receipt:
     `host_findings` are, like a GPU's `findings`, what is wrong with the host's set of GPUs.
     `durations` has scan, grace, kill, release (last signal to every GPU clear), cuda_test, verdict and total, where
     they apply. `cuda_tests` has of each GPU {gpu, uuid, outcome, reason, step, code, name, total_s, steps, stuck}.
+    `xids` has each kind of XID that was seen {kind, xid, gpu, uuid, bus, device, level, meaning, phase, count,
+    first_at, last_at, pid, name, caused_by, ours, why, source, seq, text}: `phase` is before (since boot), during,
+    kill or after; `ours` says that the reset caused it; `level` is fail, warn or info. `kernel_log` says why the
+    kernel's log could not be read; empty where it was.
     `interrupted` is set where the reset's own process ended before its verdict: how far it went, in words.
     """
 
@@ -121,6 +125,8 @@ class Receipt:
     notes: List[str] = field(default_factory=list)
     host_findings: List[Dict[str, str]] = field(default_factory=list)
     cuda_tests: List[Dict[str, Any]] = field(default_factory=list)
+    xids: List[Dict[str, Any]] = field(default_factory=list)
+    kernel_log: str = "not asked"
     verdict: str = ""
     path: str = ""
     interrupted: str = ""

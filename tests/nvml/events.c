@@ -32,7 +32,7 @@ int nvmlDeviceRegisterEvents(void *handle, u64 types, event_set *set) {
 int nvmlEventSetWait_v2(event_set *set, event_data *out, u32 timeout_ms) {
     DRIVER_CALL(nvmlEventSetWait_v2);
     control *c = state();
-    for (double end = now_s() + timeout_ms / 1e3;; pause_s(0.001)) {
+    for (double end = now_s() + timeout_ms / 1e3;; pause_s(0.005)) {
         while (set->next < c->xid_count) {
             u32 i = set->next++ % MAX_XIDS;
             if (!(set->gpus & 1u << c->xids[i].gpu)) continue;

@@ -62,7 +62,8 @@ def load() -> Dict[str, Any]:
     """Return what was recorded: {schema, recorded_at, boot_id, gpus: {uuid: {...}}}. Raises Refused on a file of no
     use.
 
-    A GPU's entry has index, driver, memory_api, used_bytes and jitter_bytes (None where it does not report its
+    `kernel_log_seq` is the kernel log's newest record then, -1 where it could not be read, and absent from older files.
+    A GPU's entry has index, bus_id, driver, memory_api, used_bytes and jitter_bytes (None where it does not report its
     memory), persistence, mig and ecc_mode (None where unknown), and `readings`: number by name, of VOLATILE and
     LASTING, what was read of them.
     """
@@ -147,22 +148,27 @@ def counters(stored: Dict[str, Any], uuid: str, boot_id: str) -> Dict[str, Readi
 
 
 def store(
-    inventory: Inventory, samples: Dict[int, List[Reading]], health: Optional[Dict[int, Dict[str, Reading]]] = None
+    inventory: Inventory,
+    samples: Dict[int, List[Reading]],
+    health: Optional[Dict[int, Dict[str, Reading]]] = None,
+    kernel_log_seq: int = -1,
 ) -> Dict[str, Any]:
     """Write the baseline from SAMPLES readings of each GPU's memory, and what its health reads. Raises Refused where
-    a memory could not be read; a health reading that failed is left out, and nothing is compared with it."""
+    a memory could not be read; a health reading that failed is left out, and nothing is compared with it.
+    `kernel_log_seq` is the newest record of the kernel's log: what it says up to there is known."""
     gpus = {}
     for gpu in inventory.gpus:
         readings = (health or {}).get(gpu.index, {})
         used_bytes, jitter_bytes = _memory(gpu.index, samples.get(gpu.index, []))
         gpus[gpu.uuid] = {
-            "index": gpu.index, "driver": inventory.driver, "memory_api": inventory.memory_api,
+            "index": gpu.index, "bus_id": gpu.bus_id, "driver": inventory.driver, "memory_api": inventory.memory_api,
             "used_bytes": used_bytes, "jitter_bytes": jitter_bytes,
             **{key: getattr(gpu, key).number() for key, _ in KEYS},
             "readings": {name: readings[name].value for name in VOLATILE + LASTING
                          if name in readings and readings[name].ok},
         }  # fmt: skip
-    record = {"schema": BASELINE_SCHEMA, "recorded_at": time.time(), "boot_id": procfs.boot_id(), "gpus": gpus}
+    record = {"schema": BASELINE_SCHEMA, "recorded_at": time.time(), "boot_id": procfs.boot_id(),
+              "kernel_log_seq": kernel_log_seq, "gpus": gpus}  # fmt: skip
     write_json(path(), record)
     return record
 

@@ -28,6 +28,7 @@ from backend.agent.reset.look import Look, look
 from backend.agent.reset.plan import Runs, difference, make_plan
 from backend.agent.reset.receipt import Journal, confirmed, forget_plan, store
 from backend.agent.reset.watch import Watch, nobody_exits
+from backend.agent.reset.xids.gathering import Gathering
 from backend.agent.seam import Machine
 from backend.wire import CLEAN, GpuVerdict, Plan, Receipt, Refused
 
@@ -87,6 +88,7 @@ class Cycle:
         self._runs: Runs = RunStore(machine)
         self._journal, self._run_dir = Journal(run_dir), run_dir
         self._watch = Watch(machine.driver)
+        self._xids = Gathering(machine.kernel_log, self._watch)
         self._curve = MemoryCurve(self._journal)
         self._receipt = new_receipt(machine, str(options.get("id") or os.path.basename(run_dir)), "reset")
         self._health = health.NOTHING
@@ -98,6 +100,7 @@ class Cycle:
             return self._run()
         finally:
             self._watch.close()
+            self._xids.close()
             self._journal.close()
             forget_plan(self._options.get("plan"))
 
@@ -106,6 +109,7 @@ class Cycle:
         journal.write("phase", "looking at the host", monotonic_s=time.monotonic(), wall_s=time.time())
         self._watch.open()
         about_driver(receipt, self._watch)
+        self._xids.begin()
         self._health = health.read(self._watch)
         seen, plan = self._look_again()
         receipt.plan, receipt.before = plan, self._before(seen)
@@ -162,12 +166,14 @@ class Cycle:
             self._journal.write("phase", "stopping %s, at most %.0f s of grace" % (count, grace_s))
         else:
             self._journal.write("phase", "nobody to stop")
+        self._xids.signalling()
         self._receipt.durations.update(ladder.stop(grace_s, deadline_s))
         self._journal.write("phase", "waiting for every GPU to be free")
         clearing = Clearing(self._watch, self._machine.devices, self._curve)
         cleared = clearing.wait(ladder.last_signal_at, deadline_s, ladder.fds)
         while cleared.ended != "clear" and ladder.another_round(time.monotonic() + deadline_s):
             cleared = clearing.wait(ladder.last_signal_at, deadline_s, ladder.fds)
+        self._xids.cleared()
         self._account(ladder, cleared)
         began = time.monotonic()
         not_wanted = "" if self._options.get("cuda_test", True) else "cuda_test is off for this host"
@@ -175,7 +181,7 @@ class Cycle:
         tried = exercise(self._machine, self._watch, self._receipt, self._journal, cleared, cleared_at, not_wanted)
         self._journal.write("phase", "checking the health of every GPU")
         word = judge(self._receipt, self._watch, self._machine.devices(), tried.states, self._health,
-                     tried.cleared_at, tried.findings)  # fmt: skip
+                     tried.cleared_at, tried.findings, self._xids)  # fmt: skip
         self._receipt.durations["verdict"] = round(time.monotonic() - began, 3)
         self._finish(word, "")
         return 0 if verdict.passes(word, bool(self._options.get("accept_limited"))) else 1
@@ -249,9 +255,11 @@ def verify(
     journal = Journal(None)
     receipt = new_receipt(machine, receipt_id or time.strftime("verify-%Y%m%d-%H%M%S-") + str(os.getpid()), "verify")
     watch = Watch(machine.driver)
+    xids = Gathering(machine.kernel_log, watch)
     try:
         watch.open()
         about_driver(receipt, watch)
+        xids.begin()
         nobody: Callable[[], List[int]] = list
         clearing = Clearing(watch, machine.devices, MemoryCurve(journal))
         began = time.monotonic()
@@ -259,10 +267,11 @@ def verify(
         not_wanted = "" if cuda_test else "a verification runs one only when asked to"
         tried = exercise(machine, watch, receipt, journal, cleared, began, not_wanted)
         receipt.verdict = judge(receipt, watch, machine.devices(), tried.states, health.NOTHING, tried.cleared_at,
-                                tried.findings)  # fmt: skip
+                                tried.findings, xids)  # fmt: skip
         receipt.unseen = sorted({text for state in cleared.states.values() for text in state.limited})
     finally:
         watch.close()
+        xids.close()
     if verdict.passes(receipt.verdict, accept_limited) and receipt.verdict != CLEAN:
         receipt.notes.append("a limited verdict is accepted on this host")
     if keep:

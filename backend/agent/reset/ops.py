@@ -17,6 +17,7 @@ from backend.agent.reset.interrupted import recover
 from backend.agent.reset.look import Look, look
 from backend.agent.reset.plan import difference, make_plan
 from backend.agent.reset.watch import Watch
+from backend.agent.reset.xids.gathering import newest_seq
 from backend.agent.runs import RunStore
 from backend.agent.seam import Machine
 from backend.wire import Plan, Process, Reading, Receipt, Refused, RunSpec
@@ -57,7 +58,7 @@ def op_baseline_record(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]
             for index, (used, _) in watch.occupancy().items():
                 samples.setdefault(index, []).append(used)
         _refuse_holders(look(machine.devices(), watch.inventory, watch.occupancy()))
-        return baseline.store(watch.inventory, samples, health.read_surely(watch).gpus)
+        return baseline.store(watch.inventory, samples, health.read_surely(watch).gpus, newest_seq(machine.kernel_log))
     finally:
         watch.close()
 

@@ -26,7 +26,8 @@ def judge(state: GpuState, found: Sequence[Finding] = (), unread: Sequence[str] 
     if state.why:
         weighed.append((NOT_CLEAN, "; ".join(state.why), _action(state), _command(state)))
     if _gone(state):
-        found = [Finding(state.unknown, "reboot the host; if it stays away, have it serviced", "nvidia-smi -L")]
+        lost = Finding(state.unknown, "reboot the host; if it stays away, have it serviced", "nvidia-smi -L")
+        found = [lost, *(one for one in found if one.reason != state.unknown)]
     weighed += [(UNHEALTHY, one.reason, one.action, one.command) for one in found if one.level == FAIL]
     gaps = [*state.limited, *(() if state.unknown else unread)]
     if gaps:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import select
 import time
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from backend.agent.child import FIRST_LIMIT_S, LIMIT_S, OPEN, Answer, DriverChild
 from backend.agent.reset.look import Occupancy
 from backend.agent.seam import Driver
+from backend.agent.watch import Raised
 from backend.wire import Inventory
 
 RESTARTS = 3
@@ -28,7 +29,10 @@ def nobody_exits() -> bool:
 
 
 class Watch:
-    """One driver child after another. `unknown` says why a GPU is given up, by index."""
+    """One driver child after another. `unknown` says why a GPU is given up, by index.
+
+    `raised` and `deaf` are as in `DriverWatch`.
+    """
 
     def __init__(self, make_driver: Callable[[], Driver], limit_s: float = LIMIT_S) -> None:
         self._make_driver, self._limit_s = make_driver, limit_s
@@ -39,13 +43,23 @@ class Watch:
         self._opened = False
         self._exited_at = 0.0
         self._restarts = 0
+        self._listens = False
+        self.raised: List[Raised] = []
+        self.deaf: Optional[str] = None
         self._child = self._start()
 
     def _start(self) -> DriverChild:
         child = DriverChild(self._make_driver, skip=self.unknown)
         child.start()
         child.ask("open")
+        if self._listens:
+            child.listen()
         return child
+
+    def listen(self) -> None:
+        """Ask for the driver's XIDs from now on: `raised` gathers them, `deaf` says why there are none."""
+        self._listens = True
+        self._child.listen()
 
     def open(self, exiting: Callable[[], bool] = nobody_exits) -> Inventory:
         """Wait until the driver is open. Where it cannot be used, the inventory says why."""
@@ -109,6 +123,12 @@ class Watch:
         self._give_up(exiting())
 
     def _take(self, answer: Answer) -> None:
+        if answer.kind == "xid":
+            self.raised.append((answer.gpu, int(answer.value), answer.at))
+            return
+        if answer.kind == "listening":
+            self.deaf = answer.problem
+            return
         if answer.kind != "open":
             if answer.problem:
                 self.unknown[answer.gpu] = answer.problem
