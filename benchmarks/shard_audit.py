@@ -3,9 +3,12 @@
     python benchmarks/shard_audit.py [FILES] [RESULT.json]
 
 Files of 2 MB in the mean as the extraction writes them, of 100 to 1,900 tokens: what is equal in many is not typical.
-The audit is the whole command, with its start; torch is imported before its loop is timed. There are two loops: one
-only loads, the other checks with torch what the audit checks (lengths, widths, ids, mask, last rows, twins). "cold"
-drops each file's pages first. Each figure is the median of three rounds, in which all take turns.
+The audit is the whole command, with its start and as many processes as there are CPUs; torch is imported before its
+loop is timed, which is one process, as a script that checks a folder is. There are two loops: one only loads, the other
+also checks with torch what the audit checks (lengths, widths, ids, mask, last rows, twins), but none of what the audit
+holds against the file's own checksums, headers and directory. All run at the niceness that the audit's processes give
+themselves. "cold" drops each file's pages first. Figures are medians of rounds in which all take turns; a ratio is the
+median of the rounds' own, of runs that followed each other.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,10 +37,13 @@ if TYPE_CHECKING:
 
 HIDDEN, POINTS = 256, 3
 TOKENS = (100, 1900)
-ROUNDS = 3
+ROUNDS = 5
+NICE = 5
+"""As backend/agent/shards/audit/pool.py: beside other programs both give way alike."""
 
 LOOP = """
-import sys, time, torch
+import os, sys, time, torch
+os.nice(int(sys.argv[2]))
 names = sys.stdin.read().split("\\n")
 checked = sys.argv[1] == "checks"
 widths, seen = {}, {}
@@ -89,7 +95,7 @@ def drop(paths: list[Path]) -> None:
 def audit(folder: Path, *words: str, cpus: int = 0) -> float:
     """Audit in a process of its own and return the seconds of the whole command."""
     argv = [sys.executable, "-m", "backend.agent.main", "audit", str(folder), "--json", *words]
-    argv = ["taskset", "-c", f"0-{cpus - 1}", *argv] if cpus else argv
+    argv = ["taskset", "-c", f"0-{cpus - 1}", *argv] if cpus else argv  # its processes are nice by themselves
     began = time.perf_counter()
     done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, check=False)
     seconds = time.perf_counter() - began
@@ -100,32 +106,48 @@ def audit(folder: Path, *words: str, cpus: int = 0) -> float:
 def torch_loop(paths: list[Path], how: str) -> float:
     """Load every file's tensors lazily and return the seconds, without those of the import."""
     names = "\n".join(map(str, paths))
-    done = subprocess.run([sys.executable, "-c", LOOP, how], input=names, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOP, how, str(NICE)], input=names, capture_output=True, text=True, check=True
+    )
     return float(done.stdout)
 
 
-def measure(folder: Path, paths: list[Path]) -> dict[str, Any]:
-    """Take turns, and return the medians in seconds."""
-    ways: dict[str, tuple[bool, Callable[[], float]]] = {
-        "torch loop, warm": (False, lambda: torch_loop(paths, "loads")),
-        "torch loop with checks, warm": (False, lambda: torch_loop(paths, "checks")),
-        "audit, warm": (False, lambda: audit(folder, "--fresh")),
-        "audit on one CPU, warm": (False, lambda: audit(folder, "--fresh", cpus=1)),
-        "audit again, nothing changed": (False, lambda: audit(folder)),
-        "audit --deep, warm": (False, lambda: audit(folder, "--fresh", "--deep")),
-        "torch loop with checks, cold": (True, lambda: torch_loop(paths, "checks")),
-        "audit, cold": (True, lambda: audit(folder, "--fresh")),
-    }
-    taken: dict[str, list[float]] = {name: [] for name in ways}
+WAYS: dict[str, tuple[bool, Callable[[Path, list[Path]], float]]] = {
+    "torch loop, warm": (False, lambda folder, paths: torch_loop(paths, "loads")),
+    "audit, warm": (False, lambda folder, paths: audit(folder, "--fresh")),
+    "torch loop with checks, warm": (False, lambda folder, paths: torch_loop(paths, "checks")),
+    "audit on one CPU, warm": (False, lambda folder, paths: audit(folder, "--fresh", cpus=1)),
+    "audit again, nothing changed": (False, lambda folder, paths: audit(folder)),
+    "torch loop with checks, cold": (True, lambda folder, paths: torch_loop(paths, "checks")),
+    "audit, cold": (True, lambda folder, paths: audit(folder, "--fresh")),
+}
+"""Whose turn it is, in order: what is compared stands side by side."""
+
+
+def measure(folder: Path, paths: list[Path]) -> dict[str, list[float]]:
+    """Take turns, and return the seconds of every round; `audit --deep` takes long and has one."""
+    taken: dict[str, list[float]] = {name: [] for name in WAYS}
     for _ in range(ROUNDS):
-        for name, (cold, way) in ways.items():
+        for name, (cold, way) in WAYS.items():
             if cold:
                 drop(paths)
             elif not name.startswith("audit again"):
-                for path in paths:
-                    path.read_bytes()
-            taken[name].append(way())
-    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+                warm(paths)
+            taken[name].append(way(folder, paths))
+    warm(paths)
+    taken["audit --deep, warm"] = [audit(folder, "--fresh", "--deep")]
+    return taken
+
+
+def warm(paths: list[Path]) -> None:
+    """Bring the files' pages into the page cache."""
+    for path in paths:
+        path.read_bytes()
+
+
+def ratio(taken: dict[str, list[float]], loop: str, mine: str) -> float:
+    """Return how many times as many files the audit does, by the median round."""
+    return round(statistics.median(a / b for a, b in zip(taken[loop], taken[mine], strict=True)), 2)
 
 
 def main(files: int, result: Path | None) -> None:
@@ -136,14 +158,17 @@ def main(files: int, result: Path | None) -> None:
         folder.mkdir()
         paths = write(folder, files)
         size = sum(path.stat().st_size for path in paths)
-        medians = measure(folder, paths)
+        taken = measure(folder, paths)
+    medians = {name: statistics.median(seconds) for name, seconds in taken.items()}
     rates = {name: round(files / seconds, 1) for name, seconds in medians.items()}
     record = {
         "files": files, "bytes": size, "cpus": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0],
         "seconds": {name: round(seconds, 3) for name, seconds in medians.items()}, "files_per_s": rates,
-        "ratio_to_loads_warm": round(rates["audit, warm"] / rates["torch loop, warm"], 2),
-        "ratio_to_checks_warm": round(rates["audit, warm"] / rates["torch loop with checks, warm"], 2),
-        "ratio_to_checks_cold": round(rates["audit, cold"] / rates["torch loop with checks, cold"], 2),
+        "rounds": {name: [round(each, 3) for each in seconds] for name, seconds in taken.items()},
+        "ratio_to_loads_warm": ratio(taken, "torch loop, warm", "audit, warm"),
+        "ratio_to_checks_warm": ratio(taken, "torch loop with checks, warm", "audit, warm"),
+        "ratio_to_checks_one_cpu": ratio(taken, "torch loop with checks, warm", "audit on one CPU, warm"),
+        "ratio_to_checks_cold": ratio(taken, "torch loop with checks, cold", "audit, cold"),
         "deep_gb_per_s": round(size / medians["audit --deep, warm"] / 1e9, 2),
     }  # fmt: skip
     print(json.dumps(record, indent=1))

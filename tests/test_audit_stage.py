@@ -138,7 +138,7 @@ def test_time_left_is_by_files_where_no_tokens_are_counted() -> None:
 
 
 def _work(task: Task, tick: Callable[[], None]) -> Any:
-    if task[0] == "die":
+    if task[0].startswith("die"):
         raise SystemExit
     while task[0] == "hang":
         pass
@@ -151,6 +151,13 @@ def test_a_process_that_dies_or_hangs_costs_one_file() -> None:
     assert sorted(task[0] for task, _, _ in answers) == sorted(task[0] for task in tasks)
     failed = sorted((task[0], why.partition(":")[0]) for task, answer, why in answers if answer is None)
     assert failed == [("die", "reader-died"), ("die", "reader-died"), ("hang", "no-answer")]
+
+
+def test_answers_that_a_dead_process_held_back_are_asked_for_again_and_nobody_else_is_blamed() -> None:
+    tasks: list[Task] = [[f"die{n}" if n % 40 == 39 else f"t{n}"] for n in range(400)]
+    answers = list(Pool(_work, 2).run(tasks, lambda: False))
+    assert sorted(task[0] for task, _, _ in answers) == sorted(task[0] for task in tasks)
+    assert {task[0] for task, answer, _ in answers if answer is None} == {t[0] for t in tasks if t[0][0] == "d"}
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

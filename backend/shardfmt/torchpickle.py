@@ -1,11 +1,13 @@
 """The pickle that torch.save writes for a flat dictionary of plain tensors: protocol 2, to the byte.
 
 It is written without torch, so that an extractor needs only numpy. The order of the memo follows CPython's
-pickler: a value is memoised when it is first written, and a name met again is fetched.
+pickler: a value is memoised when it is first written, and a name met again is fetched. The same walk makes a pattern
+that finds such pickles again, whatever their sizes.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
@@ -36,9 +38,26 @@ def pickle_of(tensors: Sequence[TensorSpec]) -> bytes:
     Raises ValueError for a type without a storage class of its own (the fp8 types) and for over 1,000
     tensors.
     """
+    return _written(_Writer(), tensors)
+
+
+def pattern_of(tensors: Sequence[TensorSpec]) -> "re.Pattern[bytes]":
+    """Return what matches the pickle of such tensors in all sizes below 2 to the power of 31.
+
+    It has a group for each number, opcode included: of each tensor its elements, its sizes, its strides.
+    `numbers_of` reads them. Raises ValueError as `pickle_of` does.
+    """
+    return re.compile(_written(_Pattern(), tensors), re.DOTALL)
+
+
+def numbers_of(found: "re.Match[bytes]") -> List[int]:
+    """Return the numbers that a pattern has found."""
+    return [int.from_bytes(group[1:], "little") for group in found.groups()]
+
+
+def _written(out: "_Writer", tensors: Sequence[TensorSpec]) -> bytes:
     if len(tensors) > _MAX_BATCH:
         raise ValueError("%d tensors: only %d can be written in one dictionary" % (len(tensors), _MAX_BATCH))
-    out = _Writer()
     out.raw(b"\x80\x02}")
     out.memoise()
     if tensors:
@@ -70,8 +89,7 @@ def _tensor(out: "_Writer", tensor: TensorSpec, storage: str) -> None:
     out.number(tensor.numel)
     out.raw(b"t")
     out.memoise()
-    out.raw(b"Q")
-    out.number(0)
+    out.raw(b"QK\0")  # the offset
     out.numbers(tensor.shape)
     out.numbers(_strides(tensor.shape))
     out.raw(b"\x89")
@@ -106,12 +124,12 @@ class _Writer:
 
     def memoise(self) -> None:
         """Number the value on top of the stack."""
-        self.data += b"q%c" % self._memo if self._memo < 256 else b"r" + struct.pack("<I", self._memo)
+        self.raw(b"q%c" % self._memo if self._memo < 256 else b"r" + struct.pack("<I", self._memo))
         self._memo += 1
 
     def text(self, value: str) -> None:
         raw = value.encode("utf-8", "surrogatepass")
-        self.data += b"X" + struct.pack("<I", len(raw)) + raw
+        self.raw(b"X" + struct.pack("<I", len(raw)) + raw)
         self.memoise()
 
     def shared_text(self, value: str) -> None:
@@ -121,19 +139,19 @@ class _Writer:
 
     def name(self, module: str, name: str) -> None:
         if not self._fetch((module, name)):
-            self.data += b"c" + module.encode("ascii") + b"\n" + name.encode("ascii") + b"\n"
+            self.raw(b"c" + module.encode("ascii") + b"\n" + name.encode("ascii") + b"\n")
             self.memoise()
 
     def number(self, value: int) -> None:
         if value < 1 << 8:
-            self.data += b"K%c" % value
+            self.raw(b"K%c" % value)
         elif value < 1 << 16:
-            self.data += b"M" + struct.pack("<H", value)
+            self.raw(b"M" + struct.pack("<H", value))
         elif value < 1 << 31:
-            self.data += b"J" + struct.pack("<i", value)
+            self.raw(b"J" + struct.pack("<i", value))
         else:
             raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-            self.data += b"\x8a%c" % len(raw) + raw
+            self.raw(b"\x8a%c" % len(raw) + raw)
 
     def numbers(self, values: Tuple[int, ...]) -> None:
         """Write a tuple of sizes; the empty one is never memoised."""
@@ -151,5 +169,15 @@ class _Writer:
         number = self._known.setdefault(words, self._memo)
         if number == self._memo:
             return False
-        self.data += b"h%c" % number if number < 256 else b"j" + struct.pack("<I", number)
+        self.raw(b"h%c" % number if number < 256 else b"j" + struct.pack("<I", number))
         return True
+
+
+class _Pattern(_Writer):
+    """The opcodes as a pattern, with every number left open."""
+
+    def raw(self, data: bytes) -> None:
+        self.data += re.escape(data)
+
+    def number(self, value: int) -> None:
+        self.data += rb"(K.|M..|J...[\x00-\x7f])"

@@ -26,6 +26,7 @@ LET_GO_S = 2.0
 """How long the processes of an audit that was killed may take to be gone, and with them its lock."""
 
 Stamp = Tuple[int, int, int]
+_compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Cache:
@@ -128,7 +129,7 @@ def _stamp(file: File) -> Stamp:
 
 
 def _line(path: str, stamp: Stamp, look: Dict[str, Any]) -> bytes:
-    return json.dumps([path, stamp, look], separators=(",", ":")).encode("ascii") + b"\n"
+    return _compact([path, stamp, look]).encode("ascii") + b"\n"
 
 
 def program_id() -> str:

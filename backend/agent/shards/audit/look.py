@@ -12,9 +12,10 @@ from array import array
 from typing import Any, Callable, Dict, List, Optional
 
 from backend.agent.shards.audit.scan import file_crc32, scan
-from backend.agent.shards.audit.values import binary, first_bad, integers, zero_rows
+from backend.agent.shards.audit.values import binary, ends, first_bad, integers, zero_rows
 from backend.agent.shards.describe import describe
 from backend.agent.shards.findings import ERROR, INFO
+from backend.agent.shards.formats.alike import Alike
 from backend.agent.shards.pickles.nodes import Unreadable
 from backend.agent.shards.report import Report
 from backend.agent.shards.source import Source
@@ -45,8 +46,8 @@ class _Source(Source):
         return super().read(at, size)
 
 
-def look(path: str, deep: bool, tick: Callable[[], None]) -> Look:
-    """Look at one file. `deep` reads all of it; `tick` is called now and then meanwhile.
+def look(path: str, deep: bool, tick: Callable[[], None], alike: Optional[Alike] = None) -> Look:
+    """Look at one file. `deep` reads all of it; `tick` is called now and then meanwhile; `alike` as in `describe`.
 
     Returns {format, notes: [[code, level, text]], tensors: [[key, dtype, shape]], ids, mask, rows, crc32}: `ids` is
     {key, tokens, hash, least, most} or None, `mask` {hash} or None, `rows` a hash of the last row of every state (empty
@@ -61,7 +62,7 @@ def look(path: str, deep: bool, tick: Callable[[], None]) -> Look:
         found["notes"].append([refused.code, ERROR, str(refused)])
         return found
     try:
-        _look(source, deep, found)
+        _look(source, deep, alike, found)
     except Refused as refused:
         found["notes"].append([refused.code, ERROR, str(refused)])
     except Unreadable as problem:  # a compressed stream, beyond what its description needed
@@ -71,8 +72,8 @@ def look(path: str, deep: bool, tick: Callable[[], None]) -> Look:
     return found
 
 
-def _look(source: Source, deep: bool, found: Look) -> None:
-    report = describe(source, deep)
+def _look(source: Source, deep: bool, alike: Optional[Alike], found: Look) -> None:
+    report = describe(source, deep, alike)
     found["format"] = report.format
     _take(report, found)
     entries: Entries = {entry["key"]: entry for entry in report.entries[:MAX_TENSORS]}
@@ -158,7 +159,8 @@ def _ids(content: Source, entries: Entries, report: Report, found: Look) -> None
     data = _bytes_of(content, entry)
     if data:
         numbers = integers(data, entry["dtype"])
-        found["ids"].update(hash=ids_hash(numbers), least=min(numbers), most=max(numbers))
+        least, most = ends(numbers)
+        found["ids"].update(hash=ids_hash(numbers), least=least, most=most)
 
 
 def _mask(content: Source, entries: Entries, found: Look) -> None:
@@ -170,7 +172,7 @@ def _mask(content: Source, entries: Entries, found: Look) -> None:
     if low is None:
         try:
             numbers = integers(data, entry["dtype"])
-            text = "%s holds %d to %d, not 0 and 1" % (entry["key"], min(numbers), max(numbers))
+            text = "%s holds %d to %d, not 0 and 1" % (entry["key"], *ends(numbers))
         except KeyError:
             text = "%s is %s, not whole numbers" % (entry["key"], entry["dtype"])
         found["notes"].append(["mask-values", ERROR, text])

@@ -6,6 +6,7 @@ Stopped by SIGTERM it ends with 143: what was looked at is kept, and the same co
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from backend.agent.shards.audit.quarantine import Quarantine
 from backend.agent.shards.audit.rules import Seen
 from backend.agent.shards.audit.said import Said
 from backend.agent.shards.audit.tell import Teller
+from backend.agent.shards.formats.alike import Alike
 from backend.wire import SCHEMA, Refused
 
 OK, FAULTS, USAGE = 0, 1, 2
@@ -40,6 +42,7 @@ def main(words: List[str]) -> int:
         args = parser().parse_args(words)
     except SystemExit as usage:
         return int(usage.code or 0)
+    gc.set_threshold(100_000)  # what was seen of each file stays, and leaves no cycles
     mark = ours.register("audit")
     try:
         audit = Audit(args)
@@ -247,11 +250,13 @@ def _folder(path: str, roots: List[str]) -> str:
 
 
 def _worker(root: str, deep: bool) -> Callable[[Task, Callable[[], None]], Any]:
+    alike = Alike()
+
     def work(task: Task, tick: Callable[[], None]) -> Any:
         if task[0] == CORPUS and len(task) > 1:
             return corpus.read(task[1], task[6], tick)
         try:
-            return look(os.path.join(root, task[0]), deep, tick)
+            return look(os.path.join(root, task[0]), deep, tick, alike)
         except MemoryError:
             return _unread("too-large", "looking at it needs more memory than there is")
         except Exception as error:  # a file must never end the audit of the others

@@ -1,7 +1,7 @@
 """Many files looked at at once, each by a process: one that dies or hangs costs one file, and is named.
 
-A process has bounded memory; tasks and answers are JSON lines on a socket. A process that waits for ever on a dead
-filesystem cannot be killed: it is left behind, never waited for.
+A process has bounded memory; tasks and answers are JSON lines on a socket, many at a time where each takes little. A
+process that waits for ever on a dead filesystem cannot be killed: it is left behind, never waited for.
 """
 
 from __future__ import annotations
@@ -9,19 +9,25 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import mmap
 import os
 import resource
 import select
 import signal
 import socket
+import struct
 import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, NoReturn, Tuple
 
 from backend.agent.workers import PR_SET_PDEATHSIG
 
-AT_ONCE = 8
-"""Tasks that a process is given ahead, so that it never waits for the next."""
+AHEAD_S = 0.05
+FEWEST_AHEAD, MOST_AHEAD = 4, 64
+"""A process is given so many tasks ahead as it does in that time, so that it never waits for the next."""
+
+FLUSH_S = 0.05
+"""How long answers may be held back, to be sent together."""
 
 PATIENCE_S = 120.0
 """How long a process may say nothing; a deep look says that it goes on with every piece."""
@@ -42,11 +48,39 @@ def processes(wanted: int) -> int:
 
 
 class _Worker:
-    def __init__(self, pid: int, link: socket.socket) -> None:
-        self.pid, self.link = pid, link
+    """A process as its parent sees it. `begun` is a number in memory of both: how many tasks it has begun."""
+
+    def __init__(self, pid: int, link: socket.socket, begun: mmap.mmap) -> None:
+        self.pid, self.link, self._begun = pid, link, begun
         self.tasks: Deque[Task] = deque()
+        self.ahead = FEWEST_AHEAD
+        self.answered = 0
         self.heard_at = time.monotonic()
-        self.tail = b""
+        self._tail = b""
+
+    def answers(self, data: bytes) -> List[Tuple[Task, Any]]:
+        """Take what it sent: whole lines are answers, empty ones say that it lives."""
+        lines = (self._tail + data).split(b"\n")
+        self._tail = lines.pop()
+        lines = [line for line in lines if line]
+        now = time.monotonic()
+        if lines:
+            pace_s = max(now - self.heard_at, 1e-6) / len(lines)
+            self.ahead = max(FEWEST_AHEAD, min(MOST_AHEAD, int(AHEAD_S / pace_s)))
+        self.heard_at = now
+        self.answered += len(lines)
+        return [(self.tasks.popleft(), answer) for answer in json.loads(b"[" + b",".join(lines) + b"]")]
+
+    def culprit(self) -> Task:
+        """Take the task that it was at out of those that it has not answered. Answers it held back are lost."""
+        (begun,) = _BEGUN.unpack(self._begun[:])
+        at = max(0, begun - self.answered - 1)
+        task = self.tasks[at]
+        del self.tasks[at]
+        return task
+
+
+_BEGUN = struct.Struct("<Q")
 
 
 class Pool:
@@ -74,18 +108,21 @@ class Pool:
 
     def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
+        begun = mmap.mmap(-1, _BEGUN.size)
         pid = os.fork()
         if pid == 0:
             ours.close()
-            _serve(self._work, theirs)
+            _serve(self._work, theirs, begun)
         theirs.close()
-        self._workers[ours.fileno()] = _Worker(pid, ours)
+        self._workers[ours.fileno()] = _Worker(pid, ours, begun)
 
     def _feed(self, source: Iterator[Task]) -> bool:
         """Give every process enough to do; say whether there may be more."""
         for worker in list(self._workers.values()):
             batch: List[Task] = []
-            while len(worker.tasks) + len(batch) < AT_ONCE:
+            if len(worker.tasks) * 2 > worker.ahead:
+                continue
+            while len(worker.tasks) + len(batch) < worker.ahead:
                 task = next(source, None)
                 if task is None:
                     self._give(worker, batch)
@@ -117,11 +154,8 @@ class Pool:
                 for found in self._died(fd, "reader-died", "the process that read it died"):
                     yield found
                 continue
-            worker.heard_at = time.monotonic()
-            lines = (worker.tail + data).split(b"\n")
-            worker.tail = lines.pop()
-            for line in [line for line in lines if line]:
-                yield worker.tasks.popleft(), json.loads(line), ""
+            for task, answer in worker.answers(data):
+                yield task, answer, ""
         now = time.monotonic()
         for fd, worker in list(self._workers.items()):
             if worker.tasks and now - worker.heard_at > self._patience_s:
@@ -136,7 +170,7 @@ class Pool:
         os.waitpid(worker.pid, os.WNOHANG)
         if not worker.tasks:
             return
-        yield worker.tasks.popleft(), None, "%s: %s" % (code, why)
+        yield worker.culprit(), None, "%s: %s" % (code, why)
         if worker.tasks:
             self._spawn()
             self._give(list(self._workers.values())[-1], list(worker.tasks))
@@ -156,7 +190,37 @@ def _kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)  # our own child, not yet reaped: the pid cannot be another's
 
 
-def _serve(work: Work, link: socket.socket) -> NoReturn:
+class _Answers:
+    """What a process has to say: answers, some at a time, and with every look that goes on that it lives."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._held: List[bytes] = []
+        self._told_at = time.monotonic()
+
+    def add(self, answer: Any) -> None:
+        """Take one answer."""
+        self._held.append(_compact(answer).encode("ascii") + b"\n")
+        if time.monotonic() - self._told_at > FLUSH_S:
+            self.flush()
+
+    def tick(self) -> None:
+        """Say now and then that a long look goes on."""
+        if time.monotonic() - self._told_at > TICK_S:
+            self._held.append(b"\n")
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is held."""
+        self._told_at = time.monotonic()
+        data, self._held = b"".join(self._held), []
+        self._link.sendall(data)
+
+
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _serve(work: Work, link: socket.socket, begun: mmap.mmap) -> NoReturn:
     """Answer tasks until the other end is closed, and leave without running anything of the parent's."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -166,17 +230,18 @@ def _serve(work: Work, link: socket.socket) -> NoReturn:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         bound = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_MEMORY_BYTES)
         resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
-        told = [time.monotonic()]
-
-        def tick() -> None:
-            if time.monotonic() - told[0] > TICK_S:
-                told[0] = time.monotonic()
-                link.sendall(b"\n")
-
         gc.freeze()
-        gc.set_threshold(100_000)  # a look leaves no cycles, and makes many objects
-        with link.makefile("rb") as lines:
+        gc.set_threshold(100_000)  # a look makes many objects and leaves no cycles
+        answers, number, tail = _Answers(link), 0, b""
+        data = link.recv(1 << 20)
+        while data:
+            lines = (tail + data).split(b"\n")
+            tail = lines.pop()
             for line in lines:
-                link.sendall(json.dumps(work(json.loads(line), tick)).encode("ascii") + b"\n")
+                number += 1
+                begun[:] = _BEGUN.pack(number)
+                answers.add(work(json.loads(line), answers.tick))
+            answers.flush()
+            data = link.recv(1 << 20)
     finally:
         os._exit(0)

@@ -126,6 +126,8 @@ def _shapes(look: Look, agreed: Agreement) -> List[Tuple[str, str]]:
     if not agreed.schema or not look["tensors"]:
         return []
     mine = _signature(look, agreed.axes)
+    if mine == agreed.schema:
+        return []
     extra, lacking = mine - agreed.schema, agreed.schema - mine
     found: Dict[str, str] = {}
     for key in sorted({key for key, _, _ in (extra | lacking)}):

@@ -26,6 +26,8 @@ _NOT_FINITE: Dict[str, Tuple[Tuple[int, ...], int]] = {
 """By type: the last bytes that a NaN or an infinity can have, and the least value of the byte before."""
 
 _INTS = {"int64": "q", "int32": "i", "int16": "h", "int8": "b", "uint8": "B", "bool": "B"}
+_LISTED = 8192
+"""Numbers that are made at once."""
 
 
 def first_bad(data: bytes, dtype: str) -> int:
@@ -63,6 +65,15 @@ def integers(data: bytes, dtype: str) -> "array[int]":
     found: "array[int]" = array(_INTS[dtype])
     found.frombytes(data)
     return found
+
+
+def ends(numbers: "array[int]") -> Tuple[int, int]:
+    """Return the least and the greatest. A list's numbers are compared twice as fast as an array's."""
+    least, most = numbers[0], numbers[0]
+    for at in range(0, len(numbers), _LISTED):
+        some = numbers[at : at + _LISTED].tolist()
+        least, most = min(least, min(some)), max(most, max(some))
+    return least, most
 
 
 def binary(data: bytes, dtype: str) -> Optional[bytes]:
