@@ -13,45 +13,20 @@ import msgspec
 import platformdirs
 from msgspec import Meta, Struct, field
 
+from backend.stages.definition import Seconds, mistakes
+from backend.stages.definition import Stage as Stage
 from backend.tomllines import line_of
+from backend.wire import RESET
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 T = TypeVar("T", bound=Struct)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Names become folders and ids on the host, so they hold nothing that a shell or a path reads otherwise."""
 
-Seconds = Annotated[float, Meta(gt=0)]
 Percent = Annotated[float, Meta(gt=0, le=100)]
-SERVER_KEYS = ("server", "staging", "concurrency")
-"""What only an extraction from a server has."""
-
-SERVE_KEYS = (
-    "model", "points", "tp", "port", "mem_fraction", "staging_gib", "arguments", "entry", "ready_timeout_s",
-)  # fmt: skip
-"""What only a serve stage has."""
-
-PREPARE_KEYS = ("datasets", "tokenizer", "max_tokens", "seed")
-"""What only a prepare stage has; `max_tokens` an audit too."""
-
-AUDIT_KEYS = ("folder", "deep", "quarantine")
-"""What only an audit has."""
-
-SHARED_KEYS = (("arguments", "prepare"), ("arguments", "audit"), ("corpus", "audit"), ("max_tokens", "audit"))
-"""Keys of one kind of stage that another kind has too."""
-
-SERVER_OPTIONS = {
-    "--host": "it is bound to 127.0.0.1", "--port": "use `port`",
-    "--model-path": "use `model`", "--model": "use `model`",
-    "--tp": "use `tp`", "--tp-size": "use `tp`", "--tensor-parallel-size": "use `tp`",
-    "--mem-fraction-static": "use `mem_fraction`", "--forward-hooks": "the capture hook needs it",
-    "--speculative-algorithm": "it says how layers are counted here",
-    "--enable-return-aux-hidden-states": "use `points`", "--return-aux-hidden-state-layer-ids": "use `points`",
-}  # fmt: skip
-"""Options of the server that a serve stage sets itself, and what to do instead of naming them."""
-
 LOCAL = "local"
 """The address that means this machine."""
 
@@ -64,7 +39,8 @@ class Host(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """One GPU host. `address` is what `ssh` would be given, or "local" for this machine.
 
     What is not set here comes from ~/.ssh/config. `python` is the interpreter that runs the agent (3.8 or newer).
-    `roots` are the folders whose files may be inspected; empty means any that the user may read.
+    `roots` are the folders whose files may be inspected; empty means any that the user may read. `chain` names the
+    stages, and "reset", in the order in which `pipeline run` takes them; empty means the order of the file.
     """
 
     address: str = LOCAL
@@ -77,55 +53,12 @@ class Host(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     other_users: bool = False
     cuda_test: bool = True
     confirm: Literal["always", "never"] = "always"
+    chain: list[str] = []
 
     @property
     def local(self) -> bool:
         """Say whether this is the machine that the console runs on."""
         return self.address == LOCAL
-
-
-class Stage(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """One stage of the chain, in the order of the file.
-
-    `kind = "extract"` with engine, corpus and out, `kind = "serve"` with model and points, `kind = "prepare"` with
-    datasets and out, `kind = "audit"` with a folder of shards, or a `command` of your own.
-    `needs` may hold "clean-gpus".
-    `disk_gib` and `shm_gib` are what must be free in `out` (or `cwd`) and /dev/shm before a launch.
-    """
-
-    kind: Literal["command", "extract", "serve", "prepare", "audit"] = "command"
-    hosts: list[str] = []
-    command: list[str] = []
-    python: str = "python3"
-    cwd: str = ""
-    env: dict[str, str] = {}
-    needs: list[Literal["clean-gpus"]] = []
-    disk_gib: Annotated[float, Meta(ge=0)] = 0.0
-    shm_gib: Annotated[float, Meta(ge=0)] = 0.0
-    grace_s: Seconds = 15.0
-    engine: Literal["embedded", "sglang"] = "embedded"
-    corpus: str = ""
-    out: str = ""
-    limit: Annotated[int, Meta(ge=1)] | None = None
-    server: str | None = None
-    staging: str | None = None
-    concurrency: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    model: str | None = None
-    points: list[Annotated[int, Meta(ge=0)]] = []
-    tp: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    port: Annotated[int, Meta(ge=1024, le=65535)] | None = None
-    mem_fraction: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    staging_gib: Annotated[float, Meta(gt=0)] | None = None
-    arguments: list[str] = []
-    entry: list[str] = []
-    ready_timeout_s: Seconds | None = None
-    datasets: list[str] = []
-    tokenizer: str | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    seed: int | None = None
-    folder: str = ""
-    deep: bool = False
-    quarantine: str = ""
 
 
 class Thresholds(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -212,7 +145,9 @@ class _Reader:
         for name, host in config.hosts.items():
             self._check_host(host, ["hosts", name])
         for name, stage in config.stages.items():
-            self._check_stage(stage, config, ["stages", name])
+            self._check_stage(name, stage, config)
+        for name, host in config.hosts.items():
+            self._check_chain(name, host, config)
         limits = config.thresholds
         if limits.temperature_warn_c >= limits.temperature_bad_c:
             low, high = limits.temperature_warn_c, limits.temperature_bad_c
@@ -258,44 +193,23 @@ class _Reader:
                 said = "there is no SSH to this machine; set `address`, or leave this out"
                 raise self._error([*where, key], said)
 
-    def _check_stage(self, stage: Stage, config: Config, where: list[str]) -> None:
-        self._check_kind(stage, where)
-        for name in stage.env:
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                raise self._error([*where, "env", name], "this is no name of an environment variable")
+    def _check_chain(self, name: str, host: Host, config: Config) -> None:
+        for number, step in enumerate(host.chain):
+            where: list[str | int] = ["hosts", name, "chain", number]
+            if step != RESET and step not in config.stages:
+                known = ", ".join([*config.stages, RESET])
+                raise self._error(where, f"`{step}` is no stage of this file; a chain takes {known}")
+            if step != RESET and config.stages[step].hosts and name not in config.stages[step].hosts:
+                raise self._error(where, f"`{step}` does not run on this host: see its `hosts`")
+
+    def _check_stage(self, name: str, stage: Stage, config: Config) -> None:
+        where = ["stages", name]
+        for keys, said in mistakes(name, stage):
+            raise self._error([*where, *keys], said)
         for number, host in enumerate(stage.hosts):
             if host not in config.hosts:
                 known = ", ".join(config.hosts) or "none"
                 raise self._error([*where, "hosts", number], f"`{host}` is no host of this file; hosts: {known}")
-
-    def _check_kind(self, stage: Stage, where: list[str]) -> None:
-        """See that a stage has what its kind needs, and nothing that belongs to another kind."""
-        mine = {"command": ("command",), "extract": ("corpus", "out"), "serve": ("model", "points"),
-                "prepare": ("datasets", "out"), "audit": ("folder",)}[stage.kind]  # fmt: skip
-        for key in mine:
-            if not getattr(stage, key):
-                kinds = ', or kind = "extract", "serve", "prepare" or "audit"' if stage.kind == "command" else ""
-                said = "this stage" if stage.kind == "command" else f'a stage of kind = "{stage.kind}"'
-                raise self._error(where, f"{said} needs `{key}`{kinds}")
-        if stage.kind != "command" and stage.command:
-            said = f'a stage of kind = "{stage.kind}" brings its own; leave this out'
-            raise self._error([*where, "command"], said)
-        for kind, keys in (("extract", ("corpus", "limit", *SERVER_KEYS)), ("serve", SERVE_KEYS),
-                           ("prepare", PREPARE_KEYS), ("audit", AUDIT_KEYS)):  # fmt: skip
-            for key in keys:
-                shared = (key, stage.kind) in SHARED_KEYS
-                if kind != stage.kind and not shared and getattr(stage, key):
-                    raise self._error([*where, key], f'only a stage of kind = "{kind}" has this')
-        for key in SERVER_KEYS:
-            if stage.kind == "extract" and stage.engine != "sglang" and getattr(stage, key):
-                raise self._error([*where, key], 'only an extraction with engine = "sglang" has this')
-        if len(set(stage.points)) != len(stage.points):
-            raise self._error([*where, "points"], "a capture point stands here twice")
-        for number, word in enumerate(stage.arguments):
-            option = word.partition("=")[0]
-            if stage.kind == "serve" and option in SERVER_OPTIONS:
-                said = f"the stage sets {option} itself: {SERVER_OPTIONS[option]}"
-                raise self._error([*where, "arguments", number], said)
 
     def _unknown(self, keys: Sequence[str | int], kind: type[Struct]) -> ConfigError:
         names = kind.__struct_fields__
@@ -339,9 +253,16 @@ def _choices(said: str, kind: type[Struct], steps: list[str | int]) -> str:
     """List the words that a key takes, where it got another one."""
     if not said.startswith("Invalid enum value") or not steps:
         return ""
-    hint = get_type_hints(kind)[str(steps[0])]
-    words = get_args(hint) if get_origin(hint) is Literal else get_args(get_args(hint)[0])
-    return f"; it takes {', '.join(words)}"
+    return f"; it takes {', '.join(word for word in _words(get_type_hints(kind)[str(steps[0])]) if word)}"
+
+
+def _words(hint: Any) -> Iterator[str]:
+    """Yield the words of every Literal in a type."""
+    if get_origin(hint) is Literal:
+        yield from get_args(hint)
+    else:
+        for part in get_args(hint):
+            yield from _words(part)
 
 
 def _kind(value: Any) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from backend.agent import gates, logind
+from backend.agent.gates import checking, places, program
 from backend.wire import CLEAN, LIMITED, NOT_CLEAN, UNHEALTHY, UNKNOWN, Gate, GpuVerdict, Receipt
 from tests.runstore import machine
 
@@ -138,7 +139,7 @@ def test_a_broken_python(tmp_path: Path) -> None:
 
 
 def test_a_python_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(program, "PATIENCE_S", 0.2)
     slow = tmp_path / "python3"
     slow.write_text("#!/bin/sh\nexec sleep 100\n")
     slow.chmod(0o755)
@@ -149,8 +150,8 @@ def test_a_python_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_filesystem_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(gates, "_path", lambda _path: release.wait(60))
-    gate = gates._in_time("path /dead", lambda: gates._path("/dead"), 0.05)
+    monkeypatch.setattr(places, "path", lambda _path: release.wait(60))
+    gate = checking._in_time("path /dead", lambda: places.path("/dead"), 0.05)
     release.set()
     assert gate.ok is None
     assert "no answer within" in gate.detail

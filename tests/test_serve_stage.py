@@ -49,8 +49,9 @@ def test_a_stage_becomes_the_launcher_s_own_command_line() -> None:
     assert (settings.staging_gib, settings.ready_timeout_s) == (16.0, 60.0)
     assert settings.grace_s < spec.grace_s  # the launcher kills before it is killed itself
     needs = requirements(stage)
-    assert (needs["python"], needs["modules"], needs["paths"]) == ("/opt/py", ["sglang", "numpy"], ["/m"])
-    assert needs["shm_bytes"] == 16 << 30  # the staging lies there
+    assert (needs["python"], needs["modules"], needs["model"]) == ("/opt/py", ["sglang", "numpy"], "/m")
+    assert needs["shm_bytes"] == needs["ram_bytes"] == 16 << 30  # the staging lies there, and is memory
+    assert (needs["port"], needs["clean_gpus"]) == (31000, True)
 
 
 def test_what_a_stage_leaves_out_is_left_to_the_launcher() -> None:
@@ -59,7 +60,7 @@ def test_what_a_stage_leaves_out_is_left_to_the_launcher() -> None:
     assert (settings.wanted.port, settings.wanted.tp, settings.wanted.mem_fraction) == (30000, 1, None)
     assert settings.entry[1:] == ["-m", "sglang.launch_server"]
     assert spec.grace_s == 40.0 and settings.grace_s < 40.0
-    assert requirements(Stage(kind="serve", model="org/name", points=[2]))["paths"] == []
+    assert requirements(Stage(kind="serve", model="org/name", points=[2], needs=[]))["clean_gpus"] is False
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,10 @@ def test_a_server_is_launched_and_the_extraction_waits_for_it(nvml: NvmlDouble, 
     port, corpus = free_port(), tmp_path / "c.jsonl"
     corpus.write_text('{"input_ids": [1]}\n')
     model = str(a_model(tmp_path / "m"))
+    head = b'{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    (tmp_path / "m" / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + b"w")
     serve = Stage(kind="serve", python=sys.executable, model=model, points=[2, 16, 29], port=port, staging_gib=0.01,
+                  needs=[],
                   env={"PYTHONPATH": str(FAKE), "FAKE_MODE": "ready"})  # fmt: skip
     extract = Stage(kind="extract", python=sys.executable, engine="sglang", corpus=str(corpus), out=str(tmp_path / "o"),
                     server=f"http://127.0.0.1:{port}")  # fmt: skip
@@ -97,13 +101,15 @@ def test_a_server_is_launched_and_the_extraction_waits_for_it(nvml: NvmlDouble, 
         assert [gate.name for gate in closed] == [f"server http://127.0.0.1:{port}"]
         with pytest.raises(Refused, match="no server answers there"):
             fleet.launch("here", "extract").result()
-        refused = fleet.gates("here", "serve").result()
-        assert any("has no sglang" in gate.detail for gate in refused)  # the agent's own environment has none
-        run = fleet.launch("here", "serve", force="sglang comes with the stage's PYTHONPATH").result()
+        run = fleet.launch("here", "serve").result()  # sglang comes with the stage's own PYTHONPATH
         try:
             until(lambda: _state(fleet, run) == "ready", 30)
             gates = {gate.name: gate for gate in fleet.gates("here", "extract").result()}
             assert gates[f"server http://127.0.0.1:{port}"].ok is True
+            assert "1 tokens (counted) of 32784 bytes" in gates[f"disk {tmp_path / 'o'}"].detail
+            taken = {gate.name: gate for gate in fleet.gates("here", "serve").result()}
+            assert "taken by process" in taken[f"port {port}"].detail
+            assert "has been running" in taken["no other run"].detail and run.id in taken["no other run"].fix
             assert os.path.isdir(f"/dev/shm/eightzeros/{run.id}")
         finally:
             fleet.stop_run("here", run.id).result()

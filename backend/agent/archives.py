@@ -21,7 +21,8 @@ COMPLETE = ".complete"
 LARGEST_BYTES = 16 << 20
 
 
-def _folder(name: str, sha256: str) -> str:
+def folder(name: str, sha256: str) -> str:
+    """Return where an archive lies, or would lie, unpacked. Raises Refused on a name or digest that is none."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", name) or not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise Refused("bad-request", "no archive is called `%s` with the digest `%s`" % (name, sha256))
     return os.path.join(cache_dir(), "%s-%s" % (name, sha256[:16]))
@@ -29,10 +30,10 @@ def _folder(name: str, sha256: str) -> str:
 
 def have(name: str, sha256: str) -> Optional[Dict[str, str]]:
     """Return where an archive lies unpacked, or None where it must be sent."""
-    folder = _folder(name, sha256)
+    place = folder(name, sha256)
     try:
-        with open(os.path.join(folder, COMPLETE), encoding="ascii") as file:
-            return {"path": folder} if file.read().strip() == sha256 else None
+        with open(os.path.join(place, COMPLETE), encoding="ascii") as file:
+            return {"path": place} if file.read().strip() == sha256 else None
     except (OSError, UnicodeDecodeError):
         return None
 
@@ -42,10 +43,10 @@ def put(name: str, sha256: str, size: int, offset: int, data: str) -> Optional[D
 
     A piece at offset 0 starts anew. Raises Refused where pieces are out of order or the digest is wrong.
     """
-    folder = _folder(name, sha256)
+    place = folder(name, sha256)
     if not 0 < size <= LARGEST_BYTES:
         raise Refused("bad-request", "an archive of %d bytes is not taken" % size)
-    partial = folder + ".part"
+    partial = place + ".part"
     try:
         piece = base64.b64decode(data, validate=True)
     except binascii.Error as error:
@@ -61,21 +62,21 @@ def put(name: str, sha256: str, size: int, offset: int, data: str) -> Optional[D
         if held != size or hashlib.sha256(file.read()).hexdigest() != sha256:
             os.unlink(partial)
             raise Refused("bad-digest", "the archive `%s` arrived damaged" % name, "try again")
-    _unpack(partial, folder, sha256)
+    _unpack(partial, place, sha256)
     os.unlink(partial)
-    return {"path": folder}
+    return {"path": place}
 
 
-def _unpack(archive: str, folder: str, sha256: str) -> None:
+def _unpack(archive: str, place: str, sha256: str) -> None:
     """Unpack beside and rename, so that a folder is whole or absent; a damaged older one makes way."""
-    temporary = tempfile.mkdtemp(prefix=".unpacking-", dir=os.path.dirname(folder))
+    temporary = tempfile.mkdtemp(prefix=".unpacking-", dir=os.path.dirname(place))
     try:
         with zipfile.ZipFile(archive) as file:
             file.extractall(temporary)
         with open(os.path.join(temporary, COMPLETE), "w", encoding="ascii") as mark:
             mark.write(sha256 + "\n")
-        if os.path.isdir(folder):
-            shutil.rmtree(folder)
-        os.rename(temporary, folder)
+        if os.path.isdir(place):
+            shutil.rmtree(place)
+        os.rename(temporary, place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -62,7 +62,11 @@ def serve(machine: Machine, argv: List[str]) -> int:
         from backend.agent.flight.recorder import record
 
         return record(machine)
-    roles = "agent, supervise, reset, cudatest, adopt, audit, record"
+    if role == "pipeline":
+        from backend.agent.pipeline.driver import main as pipeline
+
+        return pipeline(machine)
+    roles = "agent, supervise, reset, cudatest, adopt, audit, record, pipeline"
     sys.stderr.write("eightzeros agent: no role `%s`; roles: %s\n" % (role, roles))
     return 2
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Dict, List, NamedTuple, Type, TypeVar
 
-from backend.agent import archives
+from backend.agent import archives, launch
 from backend.agent.runs import RunStore
 from backend.agent.seam import Machine
-from backend.wire import AGENT, Refused, RunSpec, from_dict
+from backend.wire import Refused, RunSpec, from_dict
 
 T = TypeVar("T")
 
@@ -63,22 +63,11 @@ def _runs_start(context: Context, args: Dict[str, Any]) -> Any:
     known = context.store.get(spec.id)
     if known is not None:
         return known
-    closed = [gate for gate in _check(context, args) if gate.ok is not True]
-    if closed and not spec.forced:
-        text = "; ".join("%s: %s" % (gate.name, gate.detail) for gate in closed)
-        raise Refused("gate", text, closed[0].fix)
-    if spec.argv[:1] == [AGENT]:
-        spec.argv = [*context.machine.relaunch, *spec.argv[1:]]
-    return _begin(context, spec)
+    return launch.start(context.machine, context.store, spec, _check(context, args))
 
 
-def _begin(context: Context, spec: RunSpec) -> Any:
-    """Start a run, and the recorder that keeps its flight."""
-    from backend.agent.flight.place import start_recorder
-
-    run = context.store.start(spec)
-    start_recorder(context.machine)
-    return run
+def _runs_gates(context: Context, args: Dict[str, Any]) -> Any:
+    return launch.gates_of(context.store.folder(want(args, "id", str)))
 
 
 def _runs_adopt(context: Context, args: Dict[str, Any]) -> Any:
@@ -86,7 +75,9 @@ def _runs_adopt(context: Context, args: Dict[str, Any]) -> Any:
 
     inspectable({"path": args.get("out"), "roots": args.get("roots")})
     known = context.store.get(want(args, "id", str))
-    return known if known is not None else _begin(context, prepare_adopt(context.machine, args))
+    if known is not None:
+        return known
+    return launch.begin(context.machine, context.store, prepare_adopt(context.machine, args))
 
 
 def _runs_stop(context: Context, args: Dict[str, Any]) -> Any:
@@ -100,12 +91,8 @@ def _runs_log(context: Context, args: Dict[str, Any]) -> Any:
 
 
 def _check(context: Context, args: Dict[str, Any]) -> List[Any]:
-    from backend.agent.gates import check
-    from backend.agent.reset.cycle import verify
-
     limited = bool(args.get("accept_limited"))
-    needs = dict(args.get("requirements") or {}, accept_limited=limited)
-    return check(context.machine, needs, lambda: verify(context.machine, accept_limited=limited, keep=False))
+    return launch.check(context.machine, context.store, args.get("requirements") or {}, limited)
 
 
 def _reset(name: str) -> Callable[[Context, Dict[str, Any]], Any]:
@@ -130,7 +117,9 @@ def _reset_start(context: Context, args: Dict[str, Any]) -> Any:
     from backend.agent.reset.ops import prepare_start
 
     known = context.store.get(want(args, "id", str))
-    return known if known is not None else _begin(context, prepare_start(context.machine, args))
+    if known is not None:
+        return known
+    return launch.begin(context.machine, context.store, prepare_start(context.machine, args))
 
 
 def _shards_list(context: Context, args: Dict[str, Any]) -> Any:
@@ -172,6 +161,18 @@ def _audits_faults(context: Context, args: Dict[str, Any]) -> Any:
     return page(context.store.folder(want(args, "id", str)), int(args.get("offset") or 0), str(args.get("code") or ""))
 
 
+def _pipelines_get(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.pipeline.standing import standing
+
+    return standing(context.store, want(args, "id", str))
+
+
+def _pipelines_plan(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.pipeline.rehearse import rehearse
+
+    return rehearse(context.machine, context.store, want(args, "order", str), args.get("archive") or [])
+
+
 def _archive_have(context: Context, args: Dict[str, Any]) -> Any:
     return archives.have(want(args, "name", str), want(args, "sha256", str))
 
@@ -186,11 +187,14 @@ def _archive_put(context: Context, args: Dict[str, Any]) -> Any:
 TABLE: Dict[str, Operation] = {
     "runs.list": Operation(_runs_list),
     "runs.get": Operation(_runs_get),
-    "runs.start": Operation(_runs_start, 60.0),
+    "runs.start": Operation(_runs_start, 120.0),
     "runs.adopt": Operation(_runs_adopt, 60.0),
     "runs.stop": Operation(_runs_stop, 30.0),
     "runs.log": Operation(_runs_log, 20.0),
-    "gates.check": Operation(_check, 60.0),
+    "runs.gates": Operation(_runs_gates),
+    "gates.check": Operation(_check, 120.0),
+    "pipelines.get": Operation(_pipelines_get, 20.0),
+    "pipelines.plan": Operation(_pipelines_plan, 60.0),
     "reset.plan": Operation(_reset("op_plan"), 60.0),
     "reset.start": Operation(_reset_start, 60.0),
     "reset.verify": Operation(_reset("op_verify"), 120.0),

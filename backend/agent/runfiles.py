@@ -7,6 +7,7 @@ stop.json   somebody asked it to stop: {schema, at, grace_s}
 exit.json   how it ended: {schema, code, at, maxrss_bytes, reason, leftovers, never_started}
 log         standard output and error of the run
 progress.json   written by the run itself (wire.Progress)
+gates.json  what was found before the launch: {schema, at, forced, gates}
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from backend.agent import procfs
 from backend.agent.files import sync_folder
 from backend.wire import SCHEMA, RunSpec
 
-SPEC, LOCK, RUN, STOP, EXIT, LOG, PROGRESS = (
-    "spec.json", "lock", "run.json", "stop.json", "exit.json", "log", "progress.json",
+SPEC, LOCK, RUN, STOP, EXIT, LOG, PROGRESS, GATES = (
+    "spec.json", "lock", "run.json", "stop.json", "exit.json", "log", "progress.json", "gates.json",
 )  # fmt: skip
 RESERVE = ".exit.reserve"
 RESERVE_BYTES = 4096

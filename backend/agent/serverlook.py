@@ -32,17 +32,22 @@ def check(url: str) -> Gate:
         status, _ = _get(host, port, "/health")
         if status != 200:
             return Gate(name, False, "it is not ready: /health answers %d" % status, fix)
-        status, body = _get(host, port, "/server_info")
+        found = info(host, port)
     except (OSError, http.client.HTTPException) as error:
         why = printable(str(error), 200) or type(error).__name__
         return Gate(name, False, "no server answers there: %s" % why, fix)
-    info = _parsed(body) if status == 200 else {}
-    points = _points(info)
+    points = points_of(found)
     if points is None:
         return Gate(name, False, "it answers, but runs without our capture hook",
                     "stop it, and launch the serve stage instead")  # fmt: skip
-    model = printable(str(info.get("model_path")), 200)
+    model = printable(str(found.get("model_path")), 200)
     return Gate(name, True, "ready: %s, capture points %s" % (model, " ".join(str(point) for point in points)))
+
+
+def info(host: str, port: int) -> Dict[str, Any]:
+    """Return what a server says of itself; empty where it says nothing. Raises OSError or HTTPException."""
+    status, body = _get(host, port, "/server_info")
+    return _parsed(body) if status == 200 else {}
 
 
 def _get(host: str, port: int, path: str) -> Tuple[int, bytes]:
@@ -63,7 +68,7 @@ def _parsed(body: bytes) -> Dict[str, Any]:
     return info if isinstance(info, dict) else {}
 
 
-def _points(info: Dict[str, Any]) -> Any:
+def points_of(info: Dict[str, Any]) -> Any:
     """Return the points that the server's hook of ours captures, or None where it has no such hook."""
     hooks: Any = info.get("forward_hooks")
     if isinstance(hooks, str):

@@ -48,7 +48,8 @@ def supervise(run_dir: str) -> int:
         os._exit(0)  # the starter's child ends here: nobody has to reap the supervisor
     os.setsid()
     os.chdir("/")  # keeps no filesystem busy
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if not order.get("spec", {}).get("starts_runs"):  # else every run that it starts would become ours to end
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     mark = ours.register("supervisor")
     try:
         return _end_orphan(run_dir) if order.get("end") else Supervisor(run_dir, order).hold()

@@ -3,9 +3,11 @@
 from backend.fleet.fleet import Fleet
 from backend.fleet.state import Badge, Event, HostState, ResetState, badge
 from backend.link.status import HostKey, LinkState, LinkStatus
+from backend.stages import ChainError, chain_names
 
 __all__ = [
     "Badge",
+    "ChainError",
     "Event",
     "Fleet",
     "HostKey",
@@ -14,4 +16,5 @@ __all__ = [
     "LinkStatus",
     "ResetState",
     "badge",
+    "chain_names",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import uuid
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,10 +13,10 @@ import msgspec
 
 from backend.config import Config, ConfigError, Stage
 from backend.fleet.feed import Feed
+from backend.fleet.launching import SHORT_S, Launching, new_id
 from backend.fleet.state import Event, HostState, ResetState, ShardListing, host_event
-from backend.link import Archive, Handshakes, HostKey, Link, LinkState, LinkStatus, pack_agent, pack_extractor
-from backend.stages import EXTRACTOR, build_spec, requirements
-from backend.wire import RUN_LIVE, Gate, Plan, Receipt, Refused, Run, RunSpec, plain
+from backend.link import Archive, Handshakes, HostKey, Link, LinkState, LinkStatus, pack_agent
+from backend.wire import RUN_LIVE, Plan, Receipt, Refused, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -26,13 +25,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 VERIFY_S = 130.0
-SHORT_S = 70.0
 SCAN_S = 910.0
 RESET_S = 900.0
 """How long an answer is waited for, in seconds: a little over the agent's own deadlines, which say more."""
 
 
-class Fleet:
+class Fleet(Launching):
     """Many hosts as one stream. Start it, read `hosts`, call actions; every method is safe from any thread.
 
     Actions return a concurrent.futures.Future. It raises `wire.Refused` where the host declined with a reason,
@@ -257,21 +255,6 @@ class Fleet:
         """Return one receipt."""
         return self._ask(name, "receipts.get", Receipt, SHORT_S, {"id": receipt_id})
 
-    def gates(self, name: str, stage: str) -> Future[list[Gate]]:
-        """Check on the host what a stage needs, before anything is started."""
-        args = {"requirements": requirements(self._stage(stage)), **self._policy(name)}
-        return self._ask(name, "gates.check", list[Gate], SHORT_S, args)
-
-    def launch(self, name: str, stage: str, force: str = "") -> Future[Run]:
-        """Launch a stage as a detached run; refused by a closed gate unless `force` gives a reason, which is kept."""
-        spec = build_spec(stage, self._stage(stage), new_id(stage), force, self._host(name).config.roots)
-        return self.start_run(name, spec, requirements(self._stage(stage)))
-
-    def audit(self, name: str, stage: Stage) -> Future[Run]:
-        """Audit a folder of shards as a detached run; the stage says which, and how."""
-        roots = self._host(name).config.roots
-        return self.start_run(name, build_spec("audit", stage, new_id("audit"), roots=roots), requirements(stage))
-
     def audit_result(self, name: str, run_id: str) -> Future[dict[str, Any]]:
         """Return the summary of an audit that has ended (docs/audit.md); refused `not-found` where it left none."""
         return self._ask(name, "audits.get", dict[str, Any], SHORT_S, {"id": run_id})
@@ -280,36 +263,6 @@ class Fleet:
         """Return {faults, next}: a page of an audit's findings, of one kind or of all."""
         args = {"id": run_id, "offset": offset, "code": code}
         return self._ask(name, "audits.faults", dict[str, Any], SHORT_S, args)
-
-    def start_run(self, name: str, spec: RunSpec, needs: dict[str, Any] | None = None) -> Future[Run]:
-        """Start a detached run, at most once for its id."""
-        return self._submit(self._start_run(self._host(name), spec, needs or {}))
-
-    async def _start_run(self, host: HostState, spec: RunSpec, needs: dict[str, Any]) -> Run:
-        link = self._links[host.name]
-        if EXTRACTOR in spec.argv:
-            folder = await link.ship(pack_extractor())
-            spec.argv = [folder if word == EXTRACTOR else word for word in spec.argv]
-        args = {"spec": plain(spec), "requirements": needs, **self._policy(host.name)}
-        answer = await link.request_once("runs.start", args, find=("runs.get", {"id": spec.id}), timeout_s=SHORT_S)
-        run = msgspec.convert(answer, Run)
-        host.runs.setdefault(run.id, run)
-        host.revision += 1
-        return run
-
-    def adopt(self, name: str, **what: Any) -> Future[Run]:
-        """Watch a run that was not started here (docs/architecture.md, `runs.adopt`) by a run that only looks."""
-        return self._submit(self._adopt(self._host(name), what))
-
-    async def _adopt(self, host: HostState, what: dict[str, Any]) -> Run:
-        args = {**what, "id": new_id("adopt"), "roots": host.config.roots}
-        answer = await self._links[host.name].request_once(
-            "runs.adopt", args, find=("runs.get", {"id": args["id"]}), timeout_s=SHORT_S
-        )
-        run = msgspec.convert(answer, Run)
-        host.runs.setdefault(run.id, run)
-        host.revision += 1
-        return run
 
     def stop_run(self, name: str, run_id: str) -> Future[Run]:
         """Ask a run to finish what is in flight and end; what is left after its grace is killed."""
@@ -392,8 +345,3 @@ class Fleet:
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-
-def new_id(stage: str) -> str:
-    """Make a run's id: its stage, the time to the second, and enough chance to never repeat."""
-    return f"{stage[:32]}-{time.strftime('%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"

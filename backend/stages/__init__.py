@@ -1,5 +1,6 @@
-"""What each stage runs, needs, shows and leaves behind."""
+"""What each stage runs, needs, shows and leaves behind, and the chain that they make."""
 
+from backend.stages.chain import ChainError, chain_names, chain_order, chain_spec
 from backend.stages.stages import EXTRACTOR, build_spec, requirements
 
-__all__ = ["EXTRACTOR", "build_spec", "requirements"]
+__all__ = ["EXTRACTOR", "ChainError", "build_spec", "chain_names", "chain_order", "chain_spec", "requirements"]

@@ -9,7 +9,7 @@ from backend.wire import AGENT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backend.config import Stage
+    from backend.stages.definition import Stage
 
 
 def audit_argv(stage: Stage, roots: Sequence[str]) -> list[str]:

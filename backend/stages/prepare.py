@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from backend.config import Stage
+    from backend.stages.definition import Stage
 
 BYTES = "bytes"
 """The tokenizer that needs no model (backend/extraction/prepare/tokenise.py)."""

@@ -5,20 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backend.stages.audit import audit_argv
+from backend.stages.export import export_argv, export_modules, export_predicts
+from backend.stages.extract import extract_argv, extract_predicts, server_of
 from backend.stages.prepare import prepare_argv, prepare_modules, prepare_paths
-from backend.stages.serve import DEFAULT_SERVER, serve_argv, serve_grace_s, serve_shm_gib
+from backend.stages.serve import serve_argv, serve_grace_s, serve_port, serve_ram_gib, serve_shm_gib
 from backend.wire import GIB, RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backend.config import Stage
+    from backend.stages.definition import Stage
 
 EXTRACTOR = "{extractor}"
 """Stands in an argv for the folder where the host keeps the unpacked extractor."""
 
-DRAIN_SHARE = 0.6
-"""Of the grace that a stop gives, for what is in flight at a server; the rest is for writing and committing it."""
+OURS = {"extract": extract_argv, "prepare": prepare_argv, "serve": serve_argv, "export": export_argv}
+"""The kinds that the extractor's program does, in the stage's own Python."""
+
+
+PREDICTED = {"extract": extract_predicts, "export": export_predicts}
+"""The kinds that write as much as can be told beforehand."""
 
 
 def build_spec(name: str, stage: Stage, run_id: str, forced: str = "", roots: Sequence[str] = ()) -> RunSpec:
@@ -30,7 +36,7 @@ def build_spec(name: str, stage: Stage, run_id: str, forced: str = "", roots: Se
     return RunSpec(
         id=run_id,
         stage=name,
-        argv=audit_argv(stage, roots) if stage.kind == "audit" else _argv(stage),
+        argv=_argv(stage, roots),
         cwd=stage.cwd,
         env=dict(stage.env),
         label=_label(name, stage),
@@ -40,12 +46,11 @@ def build_spec(name: str, stage: Stage, run_id: str, forced: str = "", roots: Se
     )
 
 
-def _argv(stage: Stage) -> list[str]:
-    if stage.kind == "extract":
-        return _extract_argv(stage)
-    if stage.kind == "prepare":
-        return [stage.python, EXTRACTOR, *prepare_argv(stage)]
-    return [stage.python, EXTRACTOR, *serve_argv(stage)] if stage.kind == "serve" else list(stage.command)
+def _argv(stage: Stage, roots: Sequence[str]) -> list[str]:
+    if stage.kind == "audit":
+        return audit_argv(stage, roots)
+    words = OURS.get(stage.kind)
+    return [stage.python, EXTRACTOR, *words(stage)] if words is not None else list(stage.command)
 
 
 def _label(name: str, stage: Stage) -> str:
@@ -53,41 +58,70 @@ def _label(name: str, stage: Stage) -> str:
         "extract": f"{name} ({stage.engine})",
         "serve": f"{name} {stage.model}",
         "audit": f"{name} {stage.folder}",
+        "export": f"{name} to {stage.format}",
+        "train": f"{name} on {stage.data}",
     }.get(stage.kind, name)
 
 
-def _extract_argv(stage: Stage) -> list[str]:
-    argv = [stage.python, EXTRACTOR, "--engine", stage.engine, "--corpus", stage.corpus, "--out", stage.out]
-    argv += ["--limit", str(stage.limit)] if stage.limit else []
-    if stage.engine != "sglang":
-        return argv
-    for key in ("server", "staging", "concurrency"):
-        value = getattr(stage, key)
-        argv += [f"--{key}", str(value)] if value else []
-    return [*argv, "--drain", f"{DRAIN_SHARE * stage.grace_s:g}"]
+def requirements(stage: Stage, name: str = "") -> dict[str, Any]:
+    """Say what must hold on the host before a launch (docs/architecture.md, `requirements`).
 
-
-def requirements(stage: Stage) -> dict[str, Any]:
-    """Say what must hold on the host before a launch (docs/architecture.md, `requirements`)."""
-    extract = stage.kind == "extract"
-    disk = [[stage.out or stage.cwd or "~", int(stage.disk_gib * GIB)]] if stage.disk_gib else []
+    `name` is the stage's in the configuration, of which one run at a time is let through; empty: any number.
+    """
+    python, modules = _program(stage)
+    serves = stage.kind == "serve"
     return {
-        "clean_gpus": "clean-gpus" in stage.needs,
-        "paths": _paths(stage),
-        "disk": disk,
-        "shm_bytes": int((serve_shm_gib(stage) if stage.kind == "serve" else stage.shm_gib) * GIB),
-        "python": {"command": "".join(stage.command[:1]), "audit": ""}.get(stage.kind, stage.python),
-        "modules": {"extract": ["numpy"], "serve": ["sglang", "numpy"], "prepare": prepare_modules(stage)}.get(
-            stage.kind, []
-        ),
-        "server": (stage.server or DEFAULT_SERVER) if extract and stage.engine == "sglang" else "",
+        "others": {"stage": name, "out": placed(stage, stage.out) if stage.out else ""},
+        "clean_gpus": stage.clean_gpus,
+        "paths": [placed(stage, path) for path in (*_paths(stage), *stage.inputs)],
+        "model": stage.model or "",
+        "dummy_weights": "--load-format dummy" in " ".join(stage.arguments).replace("=", " "),
+        "disk": [[placed(stage, stage.out) if stage.out else stage.cwd or "~", int(stage.disk_gib * GIB)]]
+        if stage.disk_gib
+        else [],
+        "predict": _predicts(stage),
+        "shm_bytes": int((serve_shm_gib(stage) if serves else stage.shm_gib) * GIB),
+        "ram_bytes": int((serve_ram_gib(stage) if serves else stage.ram_gib) * GIB),
+        "port": serve_port(stage) if serves else stage.port or 0,
+        "python": python,
+        "modules": modules,
+        "env": dict(stage.env),
+        "server": server_of(stage),
+        "audited": _audited(stage),
     }
+
+
+def _audited(stage: Stage) -> str:
+    """Return the folder of shards that must have been audited."""
+    folder = stage.data or (stage.folder if stage.kind == "export" else "")
+    return placed(stage, folder) if folder else ""
+
+
+def placed(stage: Stage, path: str) -> str:
+    """Return a path as the host finds it: a relative one is in the stage's `cwd`."""
+    return path if path.startswith(("/", "~")) else f"{stage.cwd or '~'}/{path}"
+
+
+def _predicts(stage: Stage) -> dict[str, Any]:
+    """Return what tells the host how many bytes will be written; nothing where it cannot be told."""
+    predicts = PREDICTED.get(stage.kind)
+    found = predicts(stage) if predicts is not None else {}
+    return {**found, **{key: placed(stage, found[key]) for key in ("out", "corpus", "shards") if key in found}}
+
+
+def _program(stage: Stage) -> tuple[str, list[str]]:
+    """Return the interpreter or program that must be there, and the packages that it must have."""
+    if stage.kind == "audit":
+        return "", []
+    if stage.kind in ("command", "train"):
+        return (stage.python if stage.packages else stage.command[0]), stage.packages
+    own = {"extract": ["numpy"], "serve": ["sglang", "numpy"], "prepare": prepare_modules(stage),
+           "export": export_modules(stage)}[stage.kind]  # fmt: skip
+    return stage.python, [*own, *stage.packages]
 
 
 def _paths(stage: Stage) -> list[str]:
     """Return what must be there."""
-    if stage.kind in ("extract", "audit"):
-        return [path for path in (stage.folder, stage.corpus) if path]
-    if stage.kind == "serve":
-        return [stage.model] if stage.model and stage.model.startswith(("/", "~")) else []
-    return prepare_paths(stage)
+    if stage.kind == "prepare":
+        return prepare_paths(stage)
+    return [path for path in (stage.folder, stage.corpus, stage.data) if path]

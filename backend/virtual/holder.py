@@ -16,12 +16,15 @@ import os
 import select
 import signal
 import sys
-from typing import Any, List, Optional
+import time
+from typing import Any, List, Optional, Set
 
 from backend.agent import procfs
 from backend.agent.files import write_json
+from backend.agent.progress import write_progress
+from backend.agent.runtree import RUN_DIR_ENV
 from backend.virtual.claims import DEVICE_BYTES, Claim, device_path, take
-from backend.wire import GIB
+from backend.wire import GIB, Progress
 
 PR_SET_NAME = 15
 CLIENT_FILES, CONTEXT_FILES, CONTEXT_MAPS = 3, 17, 3
@@ -37,16 +40,34 @@ def main(argv: List[str]) -> int:
     options = _parser().parse_args(argv)
     gpus = numbers(options.gpus)
     options.heir_ranks, options.deaf_ranks = numbers(options.heir), numbers(options.ignore_term)
-    options.orphan_ranks = numbers(options.orphan)
+    options.orphan_ranks, options.told = numbers(options.orphan), -1
     if not options.per_gpu:
         if 0 in options.orphan_ranks:
             _orphan()
         return _hold(options, 0, gpus)
+    held, options.told = os.pipe()
     ranks = [_fork(options, rank, gpu) for rank, gpu in enumerate(gpus)]
+    os.close(options.told)
     if options.parent_title:
         set_title(options.parent_title)
+    left = _passing_on(ranks)
     _announce(options, "parent", -1, [])
-    return _outlive(ranks)
+    _ready(held, len(ranks))
+    while left:
+        left.discard(os.wait()[0])
+    return 0
+
+
+def _ready(held: int, ranks: int) -> None:
+    """As a run, say that the server is up, once every rank holds its GPU."""
+    run_dir, seen = os.environ.get(RUN_DIR_ENV, ""), 0
+    while run_dir and seen < ranks:
+        said = os.read(held, ranks)
+        if not said:
+            return  # some rank ended before it held anything
+        seen += len(said)
+    if run_dir:
+        write_progress(run_dir, Progress(time.time(), "ready", message="%d ranks hold a GPU each" % ranks))
 
 
 def numbers(text: str) -> List[int]:
@@ -130,6 +151,9 @@ def _hold(options: argparse.Namespace, rank: int, gpus: List[int]) -> int:
     if rank in options.heir_ranks and os.fork() == 0:
         role = "heir"
     _announce(options, role, rank, gpus)
+    if options.told >= 0:
+        os.write(options.told, b"h")
+        os.close(options.told)
     _wait(options.lifeline)
     return 0
 
@@ -175,8 +199,8 @@ def _wait(lifeline: int) -> None:
     select.select([lifeline] if lifeline >= 0 else [], [], [])
 
 
-def _outlive(ranks: List[int]) -> int:
-    """Wait until every rank is gone, passing SIGTERM on to those that are still our children."""
+def _passing_on(ranks: List[int]) -> Set[int]:
+    """Pass SIGTERM on to the ranks that are still our children: those of the set that is returned."""
     left = set(ranks)
 
     def stop(number: int, frame: Optional[Any]) -> None:
@@ -184,9 +208,7 @@ def _outlive(ranks: List[int]) -> int:
             os.kill(pid, number)  # ours and not yet reaped: the pid cannot be another's
 
     signal.signal(signal.SIGTERM, stop)
-    while left:
-        left.discard(os.wait()[0])
-    return 0
+    return left
 
 
 if __name__ == "__main__":

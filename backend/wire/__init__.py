@@ -21,6 +21,7 @@ from backend.wire.lines import (
     refusal,
     reply,
 )
+from backend.wire.pipeline import CHAIN_ENV, PIPELINE, RESET, Pipeline, Step
 from backend.wire.reset import (
     CLEAN,
     LIMITED,
@@ -53,9 +54,10 @@ from backend.wire.telemetry import (
 )
 
 __all__ = [
-    "AGENT", "CLEAN", "GIB", "LEAN", "LIMITED", "MAX_LINE_BYTES", "MIB", "NOT_CLEAN", "NOT_READ", "NOT_SUPPORTED",
-    "PROTOCOL", "RUN_ENDED", "RUN_LIVE", "SCHEMA", "SLOW", "UNHEALTHY", "UNKNOWN", "UNSUPPORTED", "VERDICTS", "Gate",
-    "GpuFacts", "GpuSample", "GpuVerdict", "Hello", "Holder", "HostSample", "Inventory", "Plan", "Process", "Progress",
-    "Reading", "Receipt", "Refused", "ResetEvent", "Run", "RunSpec", "Telemetry", "WireError", "decode", "encode",
-    "failed", "from_dict", "plain", "printable", "refusal", "reply",
+    "AGENT", "CHAIN_ENV", "CLEAN", "GIB", "LEAN", "LIMITED", "MAX_LINE_BYTES", "MIB", "NOT_CLEAN", "NOT_READ",
+    "NOT_SUPPORTED", "PIPELINE", "PROTOCOL", "RESET", "RUN_ENDED", "RUN_LIVE", "SCHEMA", "SLOW", "UNHEALTHY", "UNKNOWN",
+    "UNSUPPORTED", "VERDICTS", "Gate", "GpuFacts", "GpuSample", "GpuVerdict", "Hello", "Holder", "HostSample",
+    "Inventory", "Pipeline", "Plan", "Process", "Progress", "Reading", "Receipt", "Refused", "ResetEvent", "Run",
+    "RunSpec", "Step", "Telemetry", "WireError", "decode", "encode", "failed", "from_dict", "plain", "printable",
+    "refusal", "reply",
 ]  # fmt: skip

@@ -78,7 +78,8 @@ class RunSpec:
     """What to run, detached. `argv` goes to exec unchanged; `env` adds to the host's environment. An `adopted` run
     only watches one that was not started here.
 
-    `env` is used and never stored: only its names are kept. `out_dir` is watched for disk space.
+    `env` is used and never stored: only its names are kept. `out_dir` is watched for disk space. One that
+    `starts_runs` does not hold what it starts: those are runs of their own, and go on without it.
     """
 
     id: str
@@ -91,6 +92,7 @@ class RunSpec:
     grace_s: float = 15.0
     forced: str = ""
     adopted: bool = False
+    starts_runs: bool = False
 
 
 @dataclass

@@ -6,11 +6,12 @@ import time
 
 import click
 
-from backend.wire import Gate
+from backend.wire import RESET, Gate
 from tui.commands.session import (
     FAILED,
     GATE,
     OK,
+    USAGE,
     Session,
     Stop,
     host_option,
@@ -30,7 +31,7 @@ def gate_line(gate: Gate) -> str:
 
 
 @click.command()
-@click.argument("stage")
+@click.argument("words", nargs=-1, required=True, metavar="[HOST] STAGE")
 @host_option
 @click.option("--force", metavar="WHY", default="", help="Launch although a gate is closed; the reason is kept.")
 @click.option("--check", is_flag=True, help="Only show the gates.")
@@ -40,13 +41,19 @@ def gate_line(gate: Gate) -> str:
 def launch(
     context: click.Context,
     session: Session,
-    stage: str,
+    words: tuple[str, ...],
     host_name: str | None,
     force: str,
     check: bool,
     as_json: bool,
 ) -> None:
     """Launch a stage of the configuration as a run that outlives this command."""
+    *before, stage = words
+    if len(before) > 1 or (before and host_name):
+        raise Stop("write HOST STAGE, or STAGE --host HOST", USAGE)
+    if stage == RESET:
+        raise Stop("`eightzeros reset` does that: it shows first whom it kills", USAGE)
+    host_name = before[0] if before else host_name
     with session.connected(host_name) as (fleet, host):
         gates = fleet.gates(host.name, stage).result()
         closed = [gate for gate in gates if gate.ok is not True]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from backend.config import Config, ConfigError, load
-from backend.fleet import Fleet, HostState, LinkState
+from backend.fleet import ChainError, Fleet, HostState, LinkState
 from backend.wire import Refused, plain
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def answers() -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        raise Stop(str(error), GATE if error.code in ("gate", "plan-changed") else FAILED) from None
-    except ConfigError as error:
+        raise Stop(str(error), GATE if error.code in ("gate", "plan-changed", "pipeline-running") else FAILED) from None
+    except (ConfigError, ChainError) as error:
         raise Stop(str(error), USAGE) from None
     except ConnectionError as error:
         raise Stop(f"the connection ended: {error}", UNREACHABLE) from None

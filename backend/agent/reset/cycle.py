@@ -37,16 +37,16 @@ VERIFY_S = 1.0
 
 
 @contextmanager
-def one_at_a_time(what: str) -> Iterator[None]:
-    """Hold the host's reset lock. Raises Refused naming who has it; a dead holder's lock is free."""
-    path = os.path.join(state_dir(), "reset.lock")
+def one_at_a_time(what: str, kind: str = "reset") -> Iterator[None]:
+    """Hold the host's lock of a kind. Raises Refused `KIND-running` naming who has it; a dead holder's lock is free."""
+    path = os.path.join(state_dir(), kind + ".lock")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip() or "another reset"
-            raise Refused("reset-running", "%s is running on this host" % holder, "wait for its verdict") from None
+            holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip() or "another %s" % kind
+            raise Refused(kind + "-running", "%s is running on this host" % holder, "wait for its end") from None
         try:
             os.ftruncate(fd, 0)
             os.pwrite(fd, ("%s (process %d)" % (what, os.getpid())).encode("utf-8"), 0)
