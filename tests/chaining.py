@@ -141,7 +141,7 @@ def whole_chain(host: ChainHost, samples: int, tokens: int, wrap: Callable[[Stag
     data.mkdir()
     write_corpus(data / "raw.jsonl", samples, tokens)
     states = str(data / "states")
-    train = shell(f"echo step 1; echo trained > {data}/model").command
+    train = shell(f"echo step 1; sleep 1; echo trained > {data}/model").command
     host.stages = {
         "prepare": Stage(kind="prepare", python=sys.executable, datasets=[str(data / "raw.jsonl")],
                          out=str(data / "corpus"), arguments=["--vocab-size", "4096"]),

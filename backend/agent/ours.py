@@ -13,11 +13,19 @@ from backend.agent.paths import state_dir
 
 
 def register(role: str) -> str:
-    """Say that this process is ours (role: agent, driver, recorder, ...). Returns the file, for `forget`."""
+    """Say that this process is ours (role: agent, driver, recorder, ...). Returns the file, for `forget`.
+
+    On a full disk it is not said, and the path is empty: a console that cannot connect, or a reset that cannot run,
+    would be worse. What holds no context is spared as a monitor anyway.
+    """
     found = procfs.stat(os.getpid())
     path = os.path.join(state_dir("ours"), "%d.%d" % (os.getpid(), found.start_ticks if found else 0))
-    with open(path, "w", encoding="ascii") as file:
-        file.write("%s %s\n" % (procfs.boot_id(), role))
+    try:
+        with open(path, "w", encoding="ascii") as file:
+            file.write("%s %s\n" % (procfs.boot_id(), role))
+    except OSError:
+        forget(path)
+        return ""
     return path
 
 

@@ -52,22 +52,24 @@ def main(argv: List[str]) -> int:
         set_title(options.parent_title)
     left = _passing_on(ranks)
     _announce(options, "parent", -1, [])
-    _ready(held, len(ranks))
+    _ready(held, left)
     while left:
         left.discard(os.wait()[0])
     return 0
 
 
-def _ready(held: int, ranks: int) -> None:
-    """As a run, say that the server is up, once every rank holds its GPU."""
-    run_dir, seen = os.environ.get(RUN_DIR_ENV, ""), 0
+def _ready(held: int, left: Set[int]) -> None:
+    """As a run, say that the server is up, once every rank holds its GPU; on a full disk, once there is room."""
+    run_dir, seen, ranks = os.environ.get(RUN_DIR_ENV, ""), 0, len(left)
     while run_dir and seen < ranks:
         said = os.read(held, ranks)
         if not said:
             return  # some rank ended before it held anything
         seen += len(said)
-    if run_dir:
-        write_progress(run_dir, Progress(time.time(), "ready", message="%d ranks hold a GPU each" % ranks))
+    words = "%d ranks hold a GPU each" % ranks
+    while run_dir and left and write_progress(run_dir, Progress(time.time(), "ready", message=words)):
+        time.sleep(0.2)
+        left.discard(os.waitpid(-1, os.WNOHANG)[0])
 
 
 def numbers(text: str) -> List[int]:

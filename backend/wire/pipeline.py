@@ -23,7 +23,8 @@ class Step:
     """One stage of a chain. `at` times are wall seconds, 0 where it has not come to that.
 
     `state` is waiting, skipped (the chain began after it), checking (its gates), running, up (a server that is
-    ready), done, ended (a server that is no longer up), refused (by a gate), failed or stopped.
+    ready), done, ended (a server that is no longer up), refused (by a gate), failed or stopped. One that
+    `needs_service` is of no use without the server before it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Step:
     run_id: str = ""
     reason: str = ""
     forced: str = ""
+    needs_service: bool = False
     started_at: float = 0.0
     ended_at: float = 0.0
 

@@ -94,7 +94,7 @@ class Driver:
         self._machine, self._dir, self._order = machine, run_dir, order
         self._store = RunStore(machine)
         self._record, self._workers = Record(run_dir), Workers()
-        steps = [Step(one.name, one.kind) for one in order.steps]
+        steps = [Step(one.name, one.kind, needs_service=one.needs_service) for one in order.steps]
         for step, asked in zip(steps[: order.start], order.steps):
             step.state = "skipped"
             served = self._serving(asked.name) if asked.service else ""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 
 from backend.agent import runfiles
+from backend.agent.progress import free_bytes
 from backend.agent.reset import receipt
 from backend.agent.runlog import read_log
 from backend.agent.shards.audit.results import summary_of
 from backend.wire import CLEAN, RESET, Receipt, Refused, Run, printable
 
 WORDS = 400
+FULL_BYTES = 1 << 20
 
 
 def failure(run: Run, folder: str) -> str:
@@ -26,7 +28,13 @@ def failure(run: Run, folder: str) -> str:
     if code > 0 and run.reason:
         head += ", exit status %d" % code
     said = "" if code < 0 else _said(run, folder)
-    return printable("%s: %s" % (head, said) if said else head, WORDS)
+    words = "%s: %s" % (head, said) if said else head
+    return printable(words, WORDS) + _full(folder)
+
+
+def _full(folder: str) -> str:
+    """Say where the disk of a run's log has no room: what it could not write there may be what ended it."""
+    return "; the disk of %s is full" % folder if free_bytes(folder) < FULL_BYTES else ""
 
 
 def _said(run: Run, folder: str) -> str:

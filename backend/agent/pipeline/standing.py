@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import List
 
 from backend.agent.pipeline.reasons import failure, last_line
@@ -37,17 +38,16 @@ def standing(store: RunStore, chain_id: str) -> Pipeline:
 
 
 def go_on(steps: List[Step]) -> str:
-    """Return where to begin next time: at the first step that is not done, or at a server of it that has ended."""
-    for at, step in enumerate(steps):
-        if step.state in OVER:
-            continue
-        for back in reversed(steps[:at]):
+    """Return where to begin next time: at the first step that is not done, or at the server that it needs and lost."""
+    at = next((at for at, step in enumerate(steps) if step.state not in OVER), len(steps))
+    if at == len(steps):
+        return ""
+    ahead = itertools.takewhile(lambda step: step.kind != RESET, steps[at:])
+    if any(step.needs_service for step in ahead):
+        for back in itertools.takewhile(lambda step: step.kind != RESET, reversed(steps[:at])):
             if back.state == "ended":
                 return back.name
-            if back.kind == RESET:
-                break  # what was up before it is not needed any more
-        return step.name
-    return ""
+    return steps[at].name
 
 
 def _refresh(store: RunStore, step: Step, state: str) -> None:
