@@ -39,7 +39,8 @@ class Host(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """One GPU host. `address` is what `ssh` would be given, or "local" for this machine.
 
     What is not set here comes from ~/.ssh/config. `python` is the interpreter that runs the agent (3.8 or newer).
-    `roots` are the folders whose files may be inspected; empty means any that the user may read. `chain` names the
+    `roots` are the folders whose files may be inspected; empty means any that the user may read. `retire_roots` are
+    those below which `retire` may delete; empty means none. `chain` names the
     stages, and "reset", in the order in which `pipeline run` takes them; empty means the order of the file.
     """
 
@@ -49,6 +50,7 @@ class Host(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     identity_file: str | None = None
     python: str = "python3"
     roots: list[str] = []
+    retire_roots: list[str] = []
     accept_limited: bool = False
     other_users: bool = False
     cuda_test: bool = True
@@ -185,9 +187,10 @@ class _Reader:
             raise self._error([*where, "address"], said)
         if not host.python.strip():
             raise self._error([*where, "python"], "this is empty; leave it out for python3")
-        for number, root in enumerate(host.roots):
-            if not root.startswith(("/", "~")):
-                raise self._error([*where, "roots", number], f"`{root}` must begin with `/` or `~`")
+        for key in ("roots", "retire_roots"):
+            for number, root in enumerate(getattr(host, key)):
+                if not root.startswith(("/", "~")):
+                    raise self._error([*where, key, number], f"`{root}` must begin with `/` or `~`")
         for key in ("user", "port", "identity_file"):
             if host.local and getattr(host, key) is not None:
                 said = "there is no SSH to this machine; set `address`, or leave this out"

@@ -66,7 +66,11 @@ def serve(machine: Machine, argv: List[str]) -> int:
         from backend.agent.pipeline.driver import main as pipeline
 
         return pipeline(machine)
-    roles = "agent, supervise, reset, cudatest, adopt, audit, record, pipeline"
+    if role == "retire":
+        from backend.agent.retire.main import main as retire
+
+        return retire(machine, words[0])
+    roles = "agent, supervise, reset, cudatest, adopt, audit, record, pipeline, retire"
     sys.stderr.write("eightzeros agent: no role `%s`; roles: %s\n" % (role, roles))
     return 2
 

@@ -125,7 +125,13 @@ def _reset_start(context: Context, args: Dict[str, Any]) -> Any:
 def _shards_list(context: Context, args: Dict[str, Any]) -> Any:
     from backend.agent.shards.listing import list_shards
 
-    return list_shards(inspectable(args))
+    return list_shards(inspectable(args), int(args.get("offset") or 0), float(args.get("since") or 0.0))
+
+
+def _shards_lengths(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.shards.lengths import lengths
+
+    return lengths(inspectable(args))
 
 
 def _shards_show(context: Context, args: Dict[str, Any]) -> Any:
@@ -173,6 +179,27 @@ def _pipelines_plan(context: Context, args: Dict[str, Any]) -> Any:
     return rehearse(context.machine, context.store, want(args, "order", str), args.get("archive") or [])
 
 
+def _retire_plan(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.retire import ops
+
+    return ops.plan(context.store, args)
+
+
+def _retire_start(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.retire import ops
+
+    known = context.store.get(want(args, "id", str))
+    if known is not None:
+        return known
+    return launch.begin(context.machine, context.store, ops.prepare(context.machine, context.store, args))
+
+
+def _retire_get(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.retire import ops
+
+    return ops.receipt(context.store, args)
+
+
 def _archive_have(context: Context, args: Dict[str, Any]) -> Any:
     return archives.have(want(args, "name", str), want(args, "sha256", str))
 
@@ -203,6 +230,7 @@ TABLE: Dict[str, Operation] = {
     "receipts.list": Operation(_reset("op_receipts_list"), 20.0),
     "receipts.get": Operation(_reset("op_receipts_get"), 20.0),
     "shards.list": Operation(_shards_list, 20.0),
+    "shards.lengths": Operation(_shards_lengths, 60.0),
     "shards.show": Operation(_shards_show, 60.0),
     "shards.scan": Operation(_shards_scan, 900.0),
     "shards.repair": Operation(_shards_repair, 900.0),
@@ -212,6 +240,9 @@ TABLE: Dict[str, Operation] = {
     "flight.info": Operation(_flight("op_info"), 20.0),
     "flight.blocks": Operation(_flight("op_blocks"), 60.0),
     "flight.events": Operation(_flight("op_events"), 20.0),
+    "retire.plan": Operation(_retire_plan, 120.0),
+    "retire.start": Operation(_retire_start, 120.0),
+    "retire.get": Operation(_retire_get, 20.0),
     "archive.have": Operation(_archive_have, 20.0),
     "archive.put": Operation(_archive_put, 20.0),
 }

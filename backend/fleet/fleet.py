@@ -14,6 +14,7 @@ import msgspec
 from backend.config import Config, ConfigError, Stage
 from backend.fleet.feed import Feed
 from backend.fleet.launching import SHORT_S, Launching, new_id
+from backend.fleet.retiring import Retiring
 from backend.fleet.state import Event, HostState, ResetState, ShardListing, host_event
 from backend.link import Archive, Handshakes, HostKey, Link, LinkState, LinkStatus, pack_agent
 from backend.wire import RUN_LIVE, Plan, Receipt, Refused, Run
@@ -30,7 +31,7 @@ RESET_S = 900.0
 """How long an answer is waited for, in seconds: a little over the agent's own deadlines, which say more."""
 
 
-class Fleet(Launching):
+class Fleet(Launching, Retiring):
     """Many hosts as one stream. Start it, read `hosts`, call actions; every method is safe from any thread.
 
     Actions return a concurrent.futures.Future. It raises `wire.Refused` where the host declined with a reason,
@@ -282,9 +283,14 @@ class Fleet(Launching):
         """Read a piece of a run's log: {offset, next, size, text}; offset -1 reads the end."""
         return self._ask(name, "runs.log", dict[str, Any], SHORT_S, {"id": run_id, "offset": offset, "limit": limit})
 
-    def list_shards(self, name: str, path: str) -> Future[ShardListing]:
-        """List a folder of shards on the host."""
-        return self._ask(name, "shards.list", ShardListing, SHORT_S, self._path(name, path))
+    def list_shards(self, name: str, path: str, offset: int = 0, since: float = 0.0) -> Future[ShardListing]:
+        """List a page of a folder of shards on the host: from an entry on, or those modified since a wall time."""
+        args = {**self._path(name, path), "offset": offset, "since": since}
+        return self._ask(name, "shards.list", ShardListing, SHORT_S, args)
+
+    def shard_lengths(self, name: str, path: str) -> Future[dict[str, Any]]:
+        """Return how long the sequences of a folder of shards are (docs/architecture.md, `shards.lengths`)."""
+        return self._ask(name, "shards.lengths", dict[str, Any], SHORT_S, self._path(name, path))
 
     def show_shard(self, name: str, path: str, values: bool = False, only: str = "") -> Future[dict[str, Any]]:
         """Show a shard's tensors; with `values` also statistics over a sample of those whose key matches `only`."""

@@ -49,7 +49,7 @@ SERVER_OPTIONS = {
 
 ORDER = re.compile(r"corpus|shortest|longest|seed:[0-9]+")
 PACKAGE = re.compile(r"[A-Za-z0-9._-]+\s*(?:(?:==|!=|>=|<=|>|<)\s*[0-9][^,\s]*\s*,?\s*)*")
-TAKEN = ("reset", "pipeline", "adopt")
+TAKEN = ("reset", "pipeline", "adopt", "retire")
 """Names that runs of ours have already."""
 
 

@@ -19,7 +19,7 @@ MAX_SEEN = 200_000
 """Names that are looked at; a group has 2,000, a flat folder of a large corpus some 100,000."""
 
 
-def list_shards(path: str, offset: int = 0) -> Dict[str, Any]:
+def list_shards(path: str, offset: int = 0, since: float = 0.0) -> Dict[str, Any]:
     """List one folder, without going into others.
 
     Returns {path, entries, truncated, total, next}: `entries` are {name, kind, bytes, modified_at, note},
@@ -27,20 +27,25 @@ def list_shards(path: str, offset: int = 0) -> Dict[str, Any]:
     `note` says what is odd about it (a leftover, a FIFO, a link to nothing), in words, or is empty. `bytes`
     and `modified_at` (wall seconds) are None where they cannot be read. `total` counts the folder's entries,
     as far as they were looked at; where `truncated`, `next` is the offset to go on from (None at the end).
+    With `since` (wall seconds) only what was modified then or later is listed, which is how a growing folder is
+    followed; what has no time is listed too.
     Links are followed to tell what they are, never to walk. Raises wire.Refused where the path is no folder
     that can be read.
     """
     names, more = _names(path)
     names.sort(key=lambda found: (not found[1], layout.natural_key(found[0])))
     entries: List[Dict[str, Any]] = []
-    cost = 0
-    for name, _ in names[max(0, offset) : max(0, offset) + MAX_ENTRIES]:
+    cost, end = 0, max(0, offset)
+    for name, _ in names[end : end + MAX_ENTRIES]:
         entry = _entry(path, name)
+        if since and entry["modified_at"] is not None and entry["modified_at"] < since:
+            end += 1
+            continue
         cost += len(json.dumps(entry, separators=(",", ":"))) + 1
         if cost > MAX_LISTED_BYTES:
             break
         entries.append(entry)
-    end = max(0, offset) + len(entries)
+        end += 1
     following = end if end < len(names) else None
     return {
         "path": path,
