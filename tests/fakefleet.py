@@ -34,6 +34,7 @@ from backend.wire import (
     Run,
     Telemetry,
 )
+from tests.flights import flights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +69,7 @@ class FakeFleet:
         self.config, self.listener = settings, listener
         self.hosts = {name: make_host(name, host, gpus) for name, host in settings.hosts.items()}
         self.calls: list[tuple[Any, ...]] = []
+        self.flights = flights()
         self.plan = make_plan()
         self.gate_list = [
             Gate("gpus", True, "8 of 8 GPUs at their baseline"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import random
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from backend.agent.flight import ops
 from backend.agent.flight.columns import columns_of
+from backend.fleet.flights import Flights
 from backend.wire import (
     GIB,
     MIB,
@@ -19,13 +21,14 @@ from backend.wire import (
     Run,
     Telemetry,
     encode,
+    plain,
     reply,
 )
 from backend.wire.flight import Block
 from tests.runstore import machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
 
     from backend.wire.flight import Row
 
@@ -82,6 +85,26 @@ def seconds(count: int, gpus: int = 8, start: float = START, seed: int = 0) -> I
         host = HostSample(12 + rng.random(), 8 + rng.random(), 2 << 40, (1 << 40) + rng.randrange(1 << 28), 8 * GIB)
         telemetry = Telemetry(second, at, [busy_gpu(gpu, rng) for gpu in range(gpus)], host)
         yield round(at, 1), columns_of(telemetry, runs)
+
+
+def flights() -> Flights:
+    """Answer a console's questions from the record of this process's user, at once and without a recorder."""
+
+    async def request(host: str, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+        call = {"flight.blocks": ops.op_blocks, "flight.events": ops.op_events}.get(op, ops.op_info)
+        return plain(call(machine(), args))
+
+    def submit(work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            work.send(None)
+        except StopIteration as done:
+            future.set_result(done.value)
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    return Flights(request, submit)
 
 
 def fetched(step_s: int, **span: float) -> list[Block]:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
+from backend.agent.flight.place import flight_dir
+from backend.agent.flight.record import Record
+from tests.flights import seconds
 from tests.nvml.double import NvmlDouble
 from tui.cli import main
 
@@ -139,3 +142,20 @@ def test_the_command_starts_without_the_console_or_a_model() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_replay_writes_a_flight_whole_or_not_at_all(run: Callable[..., Result], tmp_path: Path) -> None:
+    record = Record(flight_dir())
+    for at, values in seconds(70, gpus=1):
+        record.append(at, values)
+    record.close()
+    out = tmp_path / "flight.csv"
+    assert run("replay", "here", "all", "--out", str(out)).exit_code == 0
+    assert out.read_text().count("\n") == 71
+    assert run("replay", "here", "all", "--out", str(out)).exit_code == 2, "a file that is there is kept"
+    assert run("replay", "here", "--out", str(tmp_path / "flight.xls")).exit_code == 2
+    unknown = run("replay", "here", "extract-nope")
+    assert unknown.exit_code == 1 and "has no run `extract-nope`" in unknown.output
+    assert [path.name for path in tmp_path.iterdir() if "flight" in path.name] == ["flight.csv"]
+    lines = run("replay", "here", "--every", "60").stdout.splitlines()
+    assert len(lines) == 1 and json.loads(lines[0])["gpu"]["0"]["power_w:max"]

@@ -21,7 +21,7 @@ from backend.agent.flight.place import flight_dir
 from backend.agent.flight.record import Record
 from backend.wire import Refused
 from backend.wire.flight import FAILED, FlightEvent, Row
-from tests.flights import START, fetched, rows_of, seconds
+from tests.flights import START, fetched, rows_of
 from tests.runstore import machine
 
 if TYPE_CHECKING:
@@ -32,7 +32,13 @@ LENGTH_S = 2 * 600 + 47
 
 @pytest.fixture(scope="module")
 def flight() -> list[Row]:
-    return list(seconds(LENGTH_S, gpus=1))
+    """Make twenty minutes of a few columns; what a whole GPU comes to is for the benchmark."""
+    rng = random.Random(5)
+    return [
+        (START + n + 0.1, {"gpu0.power_w": rng.randrange(6000) / 10, "run.r.log_bytes": 50 * n, "host.load1": None,
+                           "gpu0.fan_percent": "unsupported", "gpu0.clock_reasons": rng.choice((0, 4, 8))})
+        for n in range(LENGTH_S)
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -130,16 +136,17 @@ def test_a_clock_that_is_set_back_loses_nothing(flight: list[Row]) -> None:
 
 
 def test_the_oldest_goes_first_and_the_coarse_steps_reach_further_back(folder: Path) -> None:
-    long_flight: list[Row] = [(START + n + 0.1, {"gpu0.power_w": n * 7919 % 6000 / 10}) for n in range(4 * 3600)]
-    write(long_flight, most_bytes=24_000)
+    long_flight: list[Row] = [(START + n + 0.1, {"gpu0.power_w": n * 7919 % 6000 / 10}) for n in range(3 * 3600)]
+    write(long_flight, most_bytes=18_000)
     sizes = {step: sum(path.stat().st_size for path in (folder / str(step)).glob("*.seg")) for step in (1, 10, 60)}
     firsts = {level["step_s"]: level["first"] for level in ops.op_info(machine(), {})["levels"]}
     for step, share in ((1, 0.7), (10, 0.2), (60, 0.1)):
-        assert sizes[step] < 24_000 * share + 15_000  # the segment that is being written is never dropped
+        assert sizes[step] < 18_000 * share + 15_000  # the segment that is being written is never dropped
     assert firsts[1] > START + 3600 and firsts[60] == START
-    assert fetched(1)[-1].head.last == pytest.approx(START + 4 * 3600 - 1, abs=0.2)
+    assert fetched(1)[-1].head.last == pytest.approx(START + 3 * 3600 - 1, abs=0.2)
 
 
+@pytest.mark.slow
 def test_a_large_block_is_halved_until_it_fits_a_line() -> None:
     level = Level(flight_dir(), 1, 60)
     rng = random.Random(3)

@@ -42,6 +42,7 @@ ACTIONS = (
     Action("verify", ("V", "v"), "Verify", "Verify the GPUs without killing anything", True),
     Action("shards", ("S", "s"), "Shards", "Look into the shards on the host", True),
     Action("log", ("O", "o"), "Log", "Follow the output of a run", True),
+    Action("timeline", ("T", "t"), "Timeline", "Scrub through what the host did, second by second", True),
     Action(
         "stop_run",
         ("X",),

@@ -28,6 +28,7 @@ from tui.screens.logs import LogScreen
 from tui.screens.reset import ResetDialog
 from tui.screens.shards import ShardScreen
 from tui.screens.stop import StopDialog
+from tui.screens.timeline import TimelineScreen
 from tui.theme import DEFAULTS, EIGHTZEROS
 from tui.widgets.run_rows import chosen_run
 
@@ -61,9 +62,9 @@ class EightZeros(App[None]):
     COMMANDS = {ActionCommands}  # noqa: RUF012
     ENABLE_COMMAND_PALETTE = True
 
-    def __init__(self, fleet: FleetLike) -> None:
+    def __init__(self, fleet: FleetLike, replay: tuple[str, str] | None = None) -> None:
         super().__init__()
-        self.fleet = fleet
+        self.fleet, self._replay = fleet, replay
         self.paused = False
         self.happened: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.animation_level = "none"
@@ -88,6 +89,9 @@ class EightZeros(App[None]):
             self.happened.append(event)
         self.fleet.listener = self._heard
         self.push_screen(FleetScreen())
+        if self._replay:
+            name, run_id = self._replay
+            self.push_screen(TimelineScreen(self.fleet.hosts[name], self.fleet, run_id))
         self.run_worker(self._start(), exit_on_error=False)
         self.set_interval(1 / self.fps, self._tick)
 
@@ -206,6 +210,10 @@ class EightZeros(App[None]):
         """Follow a run's output."""
         self._on_host(lambda name: self.push_screen(LogScreen(self.fleet.hosts[name])))
 
+    def action_timeline(self) -> None:
+        """Scrub through a host's flight."""
+        self._on_host(lambda name: self.push_screen(TimelineScreen(self.fleet.hosts[name], self.fleet)))
+
     def open_host(self, name: str) -> None:
         """Open a host's own screen."""
         panel = self.screen.focused
@@ -265,9 +273,12 @@ class EightZeros(App[None]):
         self.action_command_palette()
 
 
-def run(fleet: FleetLike) -> None:
-    """Show the console until the operator leaves, then close the connections. Runs on the hosts go on."""
-    app = EightZeros(fleet)
+def run(fleet: FleetLike, replay: tuple[str, str] | None = None) -> None:
+    """Show the console until the operator leaves, then close the connections. Runs on the hosts go on.
+
+    `replay` opens the timeline of (host, run) on top; no run: all that was recorded.
+    """
+    app = EightZeros(fleet, replay)
     try:
         app.run()
     finally:

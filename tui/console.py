@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from backend.config import Config
     from backend.fleet import Event, HostKey, HostState
+    from backend.fleet.flights import Flights
     from backend.wire import Gate, Plan, Receipt, Run
 
 
@@ -20,6 +21,7 @@ class FleetLike(Protocol):
     """
 
     config: Config
+    flights: Flights
     listener: Callable[[Event], None] | None
 
     @property

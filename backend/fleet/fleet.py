@@ -13,6 +13,7 @@ import msgspec
 
 from backend.config import Config, ConfigError, Stage
 from backend.fleet.feed import Feed
+from backend.fleet.flights import Flights
 from backend.fleet.launching import SHORT_S, Launching, new_id
 from backend.fleet.retiring import Retiring
 from backend.fleet.state import Event, HostState, ResetState, ShardListing, host_event
@@ -56,6 +57,7 @@ class Fleet(Launching, Retiring):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="eightzeros-fleet", daemon=True)
         self._tasks: list[asyncio.Task[None]] = []
+        self.flights = Flights(self._request, self._submit)
 
     # --- life ------------------------------------------------------------------------------------------------------
 
@@ -339,12 +341,14 @@ class Fleet(Launching, Retiring):
     def _ask(
         self, name: str, op: str, kind: type[T], timeout_s: float, args: dict[str, Any] | None = None
     ) -> Future[T]:
-        link = self._links[self._host(name).name]
-
         async def ask() -> T:
-            return msgspec.convert(await link.request(op, args, timeout_s=timeout_s), kind)
+            return msgspec.convert(await self._request(name, op, args or {}, timeout_s), kind)
 
+        self._host(name)
         return self._submit(ask())
+
+    async def _request(self, name: str, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+        return await self._links[self._host(name).name].request(op, args, timeout_s=timeout_s)
 
     async def _soon(self, act: Callable[[], None]) -> None:
         act()

@@ -135,6 +135,7 @@ class Block:
         except (zlib.error, struct.error, UnicodeDecodeError, IndexError, KeyError, OverflowError) as error:
             raise FlightError("a block cannot be read: %s" % error) from None
         self._decoded: Dict[str, List[Value]] = {}
+        self._times: Optional[List[float]] = None
 
     def _lay_out(self) -> None:
         body, rows = self._body, self.head.rows
@@ -161,7 +162,13 @@ class Block:
     @property
     def times(self) -> List[float]:
         """Return the wall time of each row, in seconds."""
-        return [float(at) / 10 for at in self.column(TIME)]  # type: ignore[arg-type]
+        if self._times is None:
+            self._times = [float(at) / 10 for at in self.column(TIME)]  # type: ignore[arg-type]
+        return self._times
+
+    def has(self, name: str) -> bool:
+        """Say whether the block has a column of this name."""
+        return name in self._where
 
     def column(self, name: str) -> List[Value]:
         """Return a column, one value a row; all None where the block has none of that name."""

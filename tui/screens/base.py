@@ -26,7 +26,9 @@ T = TypeVar("T")
 
 async def answer(future: Future[T]) -> T:
     """Wait for an action's answer. To stop waiting (a closed dialog, a quit) never cancels the action itself."""
-    return await asyncio.shield(asyncio.wrap_future(future))
+    inner = asyncio.wrap_future(future)
+    inner.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to hear of it
+    return await asyncio.shield(inner)
 
 
 class Ticking(Screen[None]):

@@ -139,10 +139,15 @@ class RowList(ScrollView, RowStyles, can_focus=True):
         """Put the cursor on a row and bring it into sight."""
         self.cursor = max(0, min(index, len(self.lines) - 1))
         if self.cursor < self.scroll_offset.y:
-            self.scroll_to(y=self.cursor, animate=False, immediate=True)
+            self.scroll_to(y=self.cursor, animate=False, immediate=True, force=True)
         elif self.cursor >= self.scroll_offset.y + self.size.height:
-            self.scroll_to(y=self.cursor - self.size.height + 1, animate=False, immediate=True)
+            self.scroll_to(y=self.cursor - self.size.height + 1, animate=False, immediate=True, force=True)
         self.refresh()
+
+    def centre(self, index: int) -> None:
+        """Put the cursor on a row, with as much in sight before it as after it."""
+        self.select(index)
+        self.scroll_to(y=max(0, self.cursor - self.size.height // 2), animate=False, immediate=True, force=True)
 
     def action_move(self, step: int) -> None:
         """Move the cursor, or the window where there is none."""
