@@ -205,13 +205,17 @@ class FakeFleet:
 
         return self._answer("log", host, run_id, offset, value=piece)
 
-    def list_shards(self, host: str, path: str) -> Future[dict[str, Any]]:
+    def list_shards(self, host: str, path: str, offset: int = 0, since: float = 0.0) -> Future[dict[str, Any]]:
         """Answer with the folder that the test set."""
-        return self._answer("list_shards", host, path, value=lambda: self._file(path))
+        return self._answer("list_shards", host, path, value=lambda: {"next": None, **self._file(path)})
 
-    def show_shard(self, host: str, path: str) -> Future[dict[str, Any]]:
+    def show_shard(self, host: str, path: str, values: bool = False) -> Future[dict[str, Any]]:
         """Answer with the shard that the test set."""
         return self._answer("show_shard", host, path, value=lambda: self._file(path))
+
+    def shard_lengths(self, host: str, path: str) -> Future[dict[str, Any]]:
+        """Answer that nothing tells a length."""
+        return self._answer("shard_lengths", host, path, value=lambda: {"samples": 0})
 
     def _file(self, path: str) -> Any:
         if path not in self.files:

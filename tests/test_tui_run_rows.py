@@ -22,11 +22,13 @@ from backend.wire import (
 )
 from tests.fakefleet import FakeFleet, make_plan, make_progress, make_receipt, make_run
 from tests.rowtext import busy_fleet, styles, text
+from tui.shardtree import ShardTree
+from tui.widgets.histogram import histogram_rows
 from tui.widgets.launch_rows import gate_rows, passed
 from tui.widgets.reset_rows import gpu_list, plan_rows, running_rows, verdict_rows
 from tui.widgets.rows import row_width
 from tui.widgets.run_rows import progress_rows, rail_row, stage_states
-from tui.widgets.shard_rows import listing_rows, sort_entries, tensor_rows
+from tui.widgets.shard_rows import shard_rows, tree_row
 
 LIMITS = Thresholds()
 
@@ -224,11 +226,27 @@ def test_a_gate_that_could_not_be_read_is_shut() -> None:
     assert "do: look" in shown
 
 
-def test_shards_are_in_natural_order_with_folders_first() -> None:
-    names = [("data_10.ckpt", "shard"), ("data_9.ckpt", "shard"), ("zz", "folder"), ("Data_1.ckpt", "shard")]
-    entries = sort_entries([{"name": name, "kind": kind, "bytes": 1} for name, kind in names])
-    assert [entry["name"] for entry in entries] == ["zz", "Data_1.ckpt", "data_9.ckpt", "data_10.ckpt"]
-    assert "the list is cut" in text(listing_rows({"truncated": True}, entries, 40))
+def test_a_growing_folder_stays_in_natural_order_with_its_sums() -> None:
+    tree = ShardTree("/d")
+    page = [{"name": name, "kind": kind, "bytes": 1} for name, kind in (("zz", "folder"), ("data_9.ckpt", "shard"))]
+    tree.take("", {"entries": page, "total": 3, "next": 2})
+    assert "1+" in text([tree_row(tree, tree.lines[0], 40)]).replace(" ", "").replace("B", "")
+    tree.take("", {"entries": [{"name": "data_10.ckpt", "kind": "shard", "bytes": 5}], "total": 3, "next": None})
+    late = [{"name": "Data_1.ckpt", "kind": "shard", "bytes": 2}, {"name": "data_9.ckpt", "kind": "shard", "bytes": 4}]
+    assert tree.grow("", {"entries": late}) and not tree.grow("", {"entries": late})
+    names = [tree.entry(line)["name"] for line in tree.lines]
+    assert names == ["", "zz", "Data_1.ckpt", "data_9.ckpt", "data_10.ckpt"]
+    assert tree.sums("") == (3, 11, True)
+    assert tree.find("data_10.ckpt") == 4 and tree.find("none") is None
+
+
+def test_an_outlier_is_never_lost_in_a_histogram() -> None:
+    rows = histogram_rows([1_000_000, 0, 0, 1], ("-1", "9"), 40, 4)
+    assert len(rows) == 6 and "1,000,000" in text(rows[:1])
+    bars = text(rows[3:4]).split("│")[1]
+    assert bars.startswith("█") and bars.rstrip().endswith("▁") and " " in bars.strip("█▁")
+    assert text(rows[5:]).split()[0] == "-1" and text(rows[5:]).split()[-1] == "9"
+    assert histogram_rows([], ("", ""), 40, 4) == []
 
 
 def test_damage_of_a_shard_is_told_in_words() -> None:
@@ -239,10 +257,10 @@ def test_damage_of_a_shard_is_told_in_words() -> None:
         "notes": [{"code": "short", "level": "error", "text": "the file ends 20 bytes early"}],
         "values": [{"key": "step", "text": "7"}],
     }  # fmt: skip
-    rows = tensor_rows(shard, 48)
-    for part in ("short: the file ends 20 bytes early", "hidden_state", "1×5×8", "bfloat16", "80 B", "scalar",
-                 "step = 7",
+    rows, _ = shard_rows(shard, 60)
+    for part in ("short: the file ends 20 bytes early", "hidden_state", "1×5×8", "bf16", "80 B", "scalar", "CUT",
+                 "step = 7", "DAMAGED",
                  "the first 2 of 3 tensors"):  # fmt: skip
         assert part in text(rows)
     assert styles(rows, "20 bytes early") == {"bad"}
-    assert "no tensor can be read" in text(tensor_rows({"path": "x", "entries": []}, 48))
+    assert "no tensor can be read" in text(shard_rows({"path": "x", "entries": []}, 48)[0])

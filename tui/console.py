@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from backend.config import Config
+    from backend.config import Config, Stage
     from backend.fleet import Event, HostKey, HostState
     from backend.fleet.flights import Flights
     from backend.wire import Gate, Plan, Receipt, Run
@@ -58,11 +58,23 @@ class FleetLike(Protocol):
     def log(self, host: str, run_id: str, offset: int, limit: int = 65536) -> Future[dict[str, Any]]:
         """Read a piece of a run's log."""
 
-    def list_shards(self, host: str, path: str) -> Future[dict[str, Any]]:
-        """List a folder."""
+    def list_shards(self, host: str, path: str, offset: int = 0, since: float = 0.0) -> Future[dict[str, Any]]:
+        """List a page of a folder, or what was modified since a wall time."""
 
-    def show_shard(self, host: str, path: str) -> Future[dict[str, Any]]:
-        """Read a shard's header."""
+    def show_shard(self, host: str, path: str, values: bool = False) -> Future[dict[str, Any]]:
+        """Read a shard's header; with `values` also a sample of its values."""
+
+    def shard_lengths(self, host: str, path: str) -> Future[dict[str, Any]]:
+        """Read how long a folder's sequences are."""
+
+    def audit(self, host: str, stage: Stage) -> Future[Run]:
+        """Audit a folder of shards."""
+
+    def audit_result(self, host: str, run_id: str) -> Future[dict[str, Any]]:
+        """Return the summary of an audit that has ended."""
+
+    def audit_faults(self, host: str, run_id: str, offset: int = 0, code: str = "") -> Future[dict[str, Any]]:
+        """Return a page of an audit's findings."""
 
     def trust(self, host: str, host_key: HostKey) -> Future[None]:
         """Accept an unknown host key and connect."""

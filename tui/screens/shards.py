@@ -1,25 +1,35 @@
-"""Shards on the host: a folder at the left, the tensors of the chosen file at the right."""
+"""Shards on the host: a tree of folders at the left, the chosen file's tensors and values at the right."""
 
 from __future__ import annotations
 
 import posixpath
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from textual.containers import Horizontal
+from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 
+from backend.wire import RUN_LIVE
+from tui.listing import Listing
 from tui.screens.base import Ticking, answer
+from tui.shardtree import PART
 from tui.widgets.chrome_rows import foot_row
 from tui.widgets.painted import Painted, RowList
-from tui.widgets.rows import clean, paragraph, spread
-from tui.widgets.shard_rows import listing_rows, sort_entries, tensor_rows
+from tui.widgets.rows import clean, spread
+from tui.widgets.shard_rows import TreeRows
+from tui.widgets.shard_view import ShardView
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from backend.config import Config
     from backend.fleet import HostState
+    from backend.wire import Run
+    from tui.shardtree import Line, ShardTree
+
+TENSOR_FILES = (".pt", ".ckpt", ".safetensors", ".pth", ".bin", ".gz", ".npy", ".npz")
 
 
 def first_folder(host: HostState, config: Config) -> str:
@@ -32,137 +42,340 @@ def first_folder(host: HostState, config: Config) -> str:
 
 
 class ShardScreen(Ticking):
-    """A browser that reads headers on the host; no tensor data crosses the connection."""
+    """A browser that reads names and headers on the host; values only where they are asked for."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("escape", "back", "Back"),
         ("backspace", "up", "Folder above"),
-        ("slash", "path", "Path"),
+        ("slash", "filter", "Filter"),
+        ("p", "path", "Path"),
+        ("f", "follow", "Follow"),
+        ("n", "values", "Values"),
+        ("right,l", "into", "Open, or the tensors"),
+        ("left,h", "out", "Fold, or the tree"),
     ]
 
     def __init__(self, host: HostState, path: str = "") -> None:
         super().__init__()
-        self.host, self.path = host, path
-        self.entries: list[dict[str, Any]] = []
-        self._asked = ""
+        self.host, self.first = host, path
+        self.following = False
+        self.shown = ""
+        self.shard: dict[str, Any] = {}
+        self.lengths: dict[str, Any] | str | None = None
+        self._pending = self._asking = self._at = ""
+        self._listing: Listing | None = None
+        self._read: Callable[[str], Coroutine[Any, Any, None]] = self._read_lengths
 
     @property
     def host_name(self) -> str:
         """Return this host."""
         return self.host.name
 
+    @property
+    def folder(self) -> RowList:
+        """Return the tree."""
+        return self.query_one("#folder", RowList)
+
+    @property
+    def view(self) -> ShardView:
+        """Return the right side."""
+        return self.query_one("#shard", ShardView)
+
     def compose(self) -> ComposeResult:
-        """Lay out the path, the folder and the tensors."""
+        """Lay out the path, the tree, the tensors and the values."""
         yield Painted(id="head")
         yield Input(id="path", placeholder="folder or shard on the host", compact=True)
         with Horizontal(id="browser"):
-            yield RowList(id="folder", cursor=True)
-            yield RowList(id="tensors")
+            with Vertical(id="left"):
+                yield RowList(id="folder", cursor=True)
+                yield Input(id="filter", placeholder="filter", compact=True)
+            yield ShardView(id="shard")
         yield Painted(id="foot")
 
     def on_mount(self) -> None:
         """Open the first folder."""
-        self.query_one("#folder").focus()
-        self.open_folder(self.path or first_folder(self.host, self.console.fleet.config))
+        self.folder.focus()
+        self.open_path(self.first or first_folder(self.host, self.console.fleet.config))
         self.tick()
 
     def on_resize(self) -> None:
         """Fit the width."""
         self.tick()
+        if self._listing is not None:
+            self.call_after_refresh(self._laid_out)
+            self.call_after_refresh(self._paint)
+
+    # --- the tree ---
+
+    def open_path(self, path: str) -> None:
+        """Open a folder, or the run or folder of a shard and the shard in it."""
+        top, self._pending, self._at = path, "", ""
+        if path.endswith(TENSOR_FILES):
+            top, name = posixpath.split(path)
+            self._pending = name
+            if PART.fullmatch(posixpath.basename(top)):
+                self._pending = posixpath.join(posixpath.basename(top), name)
+                top = posixpath.dirname(top)
+            self._want(path, self._read_shard)
+        if self._listing is not None:
+            self._listing.end()
+        self._listing = Listing(self.console, self.host.name, top or "/", self)
+        if "/" in self._pending:
+            self._fold(posixpath.dirname(self._pending), True)
+        self.query_one("#path", Input).value = self.shards.top
+        self.query_one("#filter", Input).value = ""
+        self.folder.show(TreeRows(self.shards, self._width))
+        self.folder.select(0)
+        self.listing.start()
+
+    @property
+    def listing(self) -> Listing:
+        """Return what lists the tree."""
+        assert self._listing is not None, "a screen that is shown has opened a folder"
+        return self._listing
+
+    @property
+    def shards(self) -> ShardTree:
+        """Return the tree that is shown."""
+        return self.listing.tree
+
+    def failed(self, path: str, error: Exception) -> None:
+        """Say that a folder cannot be listed."""
+        self.view.say_error(path, error)
+
+    def listed(self, *, land: bool = False) -> None:
+        """Show what the host has told; a new top shows its first entry."""
+        if land:
+            self.query_one("#path", Input).value = self.shards.top
+        if self.following:
+            self._newest()
+        self._laid_out(land=land)
+
+    @property
+    def _width(self) -> int:
+        return max(20, self.folder.size.width - 1)
+
+    def _laid_out(self, keep: str | None = None, *, land: bool = False) -> None:
+        """Show the lines as they are now, the cursor on the entry where it was."""
+        folder, last = self.folder, len(self.shards.lines) - 1
+        folder.show(TreeRows(self.shards, self._width))
+        found = self.shards.find(self._pending) if self._pending else None
+        if found is None:
+            found = 1 if land and not self._pending else self.shards.find(keep if keep is not None else self._at)
+        else:
+            self._pending = ""
+        if found is None and self._at:
+            found = 1 if self.shards.words else folder.cursor
+        folder.select(min(found or 0, last))
+        if not self._pending:
+            self._look()
+
+    @property
+    def line(self) -> Line:
+        """Return the line that the cursor is on."""
+        return self.shards.lines[min(self.folder.cursor, len(self.shards.lines) - 1)]
+
+    def on_row_list_moved(self, event: RowList.Moved) -> None:
+        """Show what came under the cursor."""
+        if event.rows.id == "folder":
+            self.following = False
+            self._look()
+        elif event.rows.id == "tensors":
+            self.view.choose(event.index)
+
+    def on_row_list_chosen(self, event: RowList.Chosen) -> None:
+        """Open a folder, go to a shard's tensors, or read a tensor's values."""
+        if event.rows.id == "tensors":
+            self.view.choose(event.index)
+            self.action_values()
+        elif event.index == 0:
+            self.action_up()
+        elif event.index < len(self.shards.lines):
+            line = self.shards.lines[event.index]
+            if self.shards.entry(line).get("kind") != "folder":
+                self._look()
+                self.view.tensors.focus()
+            else:
+                self._fold(self.shards.inside(line), not self._open(self.shards.inside(line)))
+
+    def _fold(self, name: str, opened: bool) -> None:
+        self.shards.unfold(name, opened)
+        if opened and self.shards.folders[name].following is not None:
+            self.listing.want(name)
+        self._laid_out(name)
+
+    def _open(self, name: str) -> bool:
+        return name in self.shards.folders and self.shards.folders[name].open
+
+    # --- the right side ---
+
+    def _look(self) -> None:
+        """Show what the cursor is on: a folder's sums, or a file's tensors."""
+        path, self._at = self.shards.path(self.line), self.shards.inside(self.line)
+        folder = self.shards.entry(self.line).get("kind") == "folder"
+        if path != self.shown:
+            self._want(path, self._read_lengths if folder else self._read_shard)
+            self._paint()
+        elif folder:
+            self._paint()  # its sums may have grown
+
+    def _want(self, path: str, read: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+        """Read one path at a time: while the cursor runs, only what it is on when the last answer is there."""
+        self.shown, self._read, self.shard, self.lengths = path, read, {}, None
+        if not self._asking:
+            self._asking = path
+            self.console.work_on(read(path), "shard")
+
+    async def _read_shard(self, path: str, values: bool = False) -> None:
+        try:
+            shard = await answer(self.console.fleet.show_shard(self.host.name, path, values))
+        except Exception as error:
+            self._take(path, error)
+        else:
+            self._take(path, {"path": path, **shard})
+
+    async def _read_lengths(self, path: str) -> None:
+        try:
+            told = await answer(self.console.fleet.shard_lengths(self.host.name, path))
+        except Exception as error:
+            self._take(path, error)
+        else:
+            self._take(path, {}, told)
+
+    def _take(self, path: str, found: dict[str, Any] | Exception, lengths: dict[str, Any] | None = None) -> None:
+        self._asking = ""
+        if not self.is_running:
+            return
+        if path != self.shown:
+            self._want(self.shown, self._read)
+        elif isinstance(found, Exception):
+            self.lengths = str(found)
+            self.view.say_error(path, found)
+        else:
+            self.shard, self.lengths = found, lengths
+            self._paint()
+
+    def _paint(self) -> None:
+        """Paint the right side from what is known."""
+        if self.shard:
+            self.view.show_shard(self.shard)
+        elif self._read == self._read_lengths:
+            self.view.show_folder(self.shown, self.shards.sums(self.shards.inside(self.line)), self.lengths)
+        else:
+            self.view.say([(("dim", "reading the header on the host"),)])
+
+    # --- following ---
+
+    def writer(self) -> Run | None:
+        """Return the live run that writes below the top."""
+        for run in list(self.host.runs.values()):
+            out = run.out_dir.rstrip("/")
+            if run.state in RUN_LIVE and out and self.shards.top.rstrip("/") == out:
+                return run
+        return None
 
     def tick(self) -> None:
-        """Paint the title and the keys."""
+        """Ask for what a running extraction has written since, and paint the title and the keys."""
+        if self._listing is None:
+            return  # it is being put together
+        run = self.writer()
+        if run is not None:
+            self.listing.follow(run)
+        self._paint_chrome(run)
+
+    def _newest(self) -> None:
+        line = self.shards.newest
+        if line is not None:
+            if line.folder and not self._open(line.folder):
+                self.shards.unfold(line.folder)
+            self._pending = self.shards.inside(line)
+
+    def _paint_chrome(self, run: Run | None) -> None:
         width = self.size.width - 2
         mark = [("warn", "VIRTUAL")] if self.host.virtual else []
         title = [("strong", "Shards"), ("dim", f" on {clean(self.host.name)}")]
+        if self.shards.words:
+            title.append(("accent", f"  {len(self.shards.lines) - 1:,} match"))
+        if self.listing.todo:
+            title.append(("dim", f"  listing, {self.shards.listed:,} so far"))
+        if run is not None:
+            title.append(("ok", f"  {clean(run.stage)} writes here"))
+        mark += [("ok", " FOLLOWING")] if self.following and run is not None else []
         self.query_one("#head", Painted).show([spread(title, mark, width)])
-        keys = [("Enter", "open"), ("Backspace", "folder above"), ("/", "path"), ("Esc", "back")]
+        keys = [("Enter", "open"), ("n", "values"), ("/", "filter"), ("p", "path")]
+        keys += [("f", "hold" if self.following else "newest"), ("← →", "fold, tensors"), ("Esc", "back")]
         self.query_one("#foot", Painted).show([foot_row(width, keys)])
 
-    def open_folder(self, path: str, select: str = "") -> None:
-        """Ask for a folder's files."""
-        self._asked = path
-        self.console.work_on(self._list(path, select), "shards")
-
-    async def _list(self, path: str, select: str) -> None:
-        try:
-            listing = await answer(self.console.fleet.list_shards(self.host.name, path))
-        except Exception as error:
-            self._say_error(path, error)
-            return
-        if not self.is_running or self._asked != path:
-            return
-        self.path = str(listing.get("path") or path)
-        self.entries = sort_entries(listing.get("entries") or [])
-        self.query_one("#path", Input).value = self.path
-        folder = self.query_one("#folder", RowList)
-        folder.show(listing_rows(listing, self.entries, folder.size.width - 1 or 30))
-        names = [entry.get("name") for entry in self.entries]
-        folder.select(names.index(select) + 1 if select in names else min(1, len(names)))
-
-    def _say_error(self, path: str, error: Exception) -> None:
-        if self.is_running:
-            tensors = self.query_one("#tensors", RowList)
-            width = max(20, tensors.size.width - 2)
-            rows = [
-                (("bad", "cannot be read"),),
-                *paragraph(path, width, "dim"),
-                *paragraph(str(error), width),
-            ]
-            tensors.show(rows)
-
-    def on_row_list_chosen(self, event: RowList.Chosen) -> None:
-        """Open a folder or a shard."""
-        if event.rows.id != "folder":
-            return
-        if event.index == 0:
-            self.action_up()
-        elif event.index <= len(self.entries):
-            entry = self.entries[event.index - 1]
-            path = posixpath.join(self.path, str(entry.get("name", "")))
-            if entry.get("kind") == "folder":
-                self.open_folder(path)
-            else:
-                self.open_shard(path)
-
-    def open_shard(self, path: str) -> None:
-        """Ask for a shard's tensors."""
-        self.query_one("#tensors", RowList).show([(("dim", "reading the header on the host"),)])
-        self._asked = path
-        self.console.work_on(self._show(path), "shards")
-
-    async def _show(self, path: str) -> None:
-        try:
-            shard = await answer(self.console.fleet.show_shard(self.host.name, path))
-        except Exception as error:
-            self._say_error(path, error)
-            return
-        if self.is_running and self._asked == path:
-            tensors = self.query_one("#tensors", RowList)
-            tensors.show(tensor_rows({"path": path, **shard}, tensors.size.width - 2))
+    # --- keys ---
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Open what was typed: a shard by its ending, else a folder."""
-        path = event.value.strip()
-        self.query_one("#folder").focus()
-        if path.endswith((".pt", ".ckpt", ".safetensors", ".pth", ".bin")):
-            self.open_folder(posixpath.dirname(path) or "/", posixpath.basename(path))
-            self.open_shard(path)
-        elif path:
-            self.open_folder(path)
+        """Open what was typed, or go back to the tree with what matches."""
+        self.folder.focus()
+        if event.input.id == "path" and event.value.strip():
+            self.open_path(event.value.strip())
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while it is typed."""
+        if event.input.id == "filter" and event.value.lower().split() != self.shards.words:
+            self.shards.filter(event.value)
+            self._laid_out()
 
     def action_up(self) -> None:
         """Go to the folder above."""
-        if self.path not in ("/", "~"):
-            self.open_folder(posixpath.dirname(self.path.rstrip("/")) or "/", posixpath.basename(self.path.rstrip("/")))
+        top = self.shards.top.rstrip("/")
+        if top not in ("", "~"):
+            self.open_path(posixpath.dirname(top) or "/")
+            self._pending = posixpath.basename(top)
+
+    def action_filter(self) -> None:
+        """Type what names must hold."""
+        field = self.query_one("#filter", Input)
+        field.display = True
+        field.focus()
 
     def action_path(self) -> None:
         """Type a path."""
         self.query_one("#path").focus()
 
+    def action_follow(self) -> None:
+        """Show the newest shard, and each that follows while a run writes here."""
+        self.following = not self.following
+        if self.following:
+            self._newest()
+            self._laid_out()
+
+    def action_values(self) -> None:
+        """Read a sample of the shown shard's values on the host."""
+        if self.shard and not self.shard.get("statistics") and not self._asking:
+            self._asking = self.shown
+            self.console.work_on(self._read_shard(self.shown, True), "shard")
+
+    def action_into(self) -> None:
+        """Unfold a folder, or go to the tensors."""
+        line = self.line
+        if self.folder.has_focus and self.shards.entry(line).get("kind") == "folder":
+            if line.number >= 0:
+                self._fold(self.shards.inside(line), True)
+        else:
+            self.view.tensors.focus()
+
+    def action_out(self) -> None:
+        """Go back to the tree, or fold the folder that the cursor is in."""
+        if not self.folder.has_focus:
+            self.folder.focus()
+            return
+        inside = self.shards.inside(self.line)
+        name = inside if self._open(inside) else self.line.folder
+        if name:
+            self._fold(name, False)
+
     def action_back(self) -> None:
-        """Leave the path, or the screen."""
-        if self.query_one("#path").has_focus:
-            self.query_one("#folder").focus()
+        """Leave a field, the tensors, the filter, then the screen."""
+        field = self.query_one("#filter", Input)
+        if not self.folder.has_focus:
+            self.folder.focus()
+        elif self.shards.words:
+            field.value = ""
+            field.display = False
         else:
             self.app.pop_screen()
