@@ -41,6 +41,7 @@ ACTIONS = (
     Action("launch", ("L",), "Launch", "Check the gates of a stage and launch it", True, danger=True),
     Action("verify", ("V", "v"), "Verify", "Verify the GPUs without killing anything", True),
     Action("shards", ("S", "s"), "Shards", "Look into the shards on the host", True),
+    Action("audit", ("A", "a"), "Audit", "Follow the audit of the shards, or start one; its faults open their files"),
     Action("log", ("O", "o"), "Log", "Follow the output of a run", True),
     Action("timeline", ("T", "t"), "Timeline", "Scrub through what the host did, second by second", True),
     Action(

@@ -18,6 +18,7 @@ from backend.fleet.state import EVENTS_KEPT
 from backend.wire import RUN_LIVE
 from tui.actions import bindings
 from tui.palette import ActionCommands
+from tui.screens.audit import AuditScreen
 from tui.screens.base import Dialog, Ticking, answer
 from tui.screens.fleet import FleetScreen
 from tui.screens.help import HelpDialog
@@ -205,6 +206,11 @@ class EightZeros(App[None]):
     def action_shards(self) -> None:
         """Browse shards on the host."""
         self._on_host(lambda name: self.push_screen(ShardScreen(self.fleet.hosts[name])))
+
+    def action_audit(self) -> None:
+        """Follow an audit, or start one; of the folder that is browsed, where one is."""
+        folder = self.shown.shards.top if isinstance(self.shown, ShardScreen) else ""
+        self._on_host(lambda name: self.push_screen(AuditScreen(self.fleet.hosts[name], folder)))
 
     def action_log(self) -> None:
         """Follow a run's output."""
