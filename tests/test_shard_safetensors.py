@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from backend.agent.shards.audit.look import look
 from backend.agent.shards.show import show
 from tests.cases import torchfiles as files
 from tests.shardlooks import bytes_at, codes
@@ -83,3 +84,12 @@ def test_a_git_lfs_pointer_tells_the_real_size(tmp_path: Path) -> None:
     path = tmp_path / "hs_15.safetensors"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 135000000\n")
     assert "135,000,000 bytes" in show(str(path))["notes"][0]["text"]
+
+
+@pytest.mark.parametrize("size", [39, 41, 48])
+def test_a_span_that_does_not_fit_its_shape_is_not_read_as_numbers(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "hs_0.safetensors"
+    files.save_safetensors(path, {"token_ids": {"dtype": "I64", "shape": [5], "data_offsets": [0, size]}}, bytes(size))
+    assert not show(str(path))["entries"][0]["whole"]
+    found = look(str(path), False, lambda: None)
+    assert "storage-size" in [code for code, _, _ in found["notes"]] and found["ids"]["least"] is None

@@ -128,7 +128,7 @@ def _tensor(key: str, stated: Any, data_at: int, source: Source, report: Report)
     elif needed != size:
         report.note("storage-size", "%s has %d bytes, and its shape needs %d" % (key, size, needed), ERROR, key)
     row = entry(key, name, shape, None if total is None else size)
-    whole = data_at + end <= source.size_bytes
+    whole = data_at + end <= source.size_bytes and needed in (None, size)
     row.update(stride=_strides(shape), offset=data_at + begin, storage=key, whole=whole)
     report.stored_bytes += size
     there = max(0, min(size, source.size_bytes - data_at - begin))
