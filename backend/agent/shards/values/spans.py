@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 from backend.agent.shards.source import Source
 
-PIECE_BYTES = 2 << 20
+PIECE_BYTES = 4 << 20
 """Read and counted at a time: large beside what a call costs, small enough to stay in cache between the passes."""
 
 SAMPLE_PIECES = 32

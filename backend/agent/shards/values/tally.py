@@ -77,9 +77,10 @@ class Tally:
         width = high - low
         if not 0 < width < math.inf:
             return {"low": low, "high": high, "counts": [len(self.kept)]}
-        counts = [0] * BINS
+        counts = [0] * (BINS + 1)
         for value in self.kept:
-            counts[min(BINS - 1, int((value - low) / width * BINS))] += 1
+            counts[int((value - low) / width * BINS)] += 1
+        counts[BINS - 1] += counts.pop()  # the greatest itself
         return {"low": low, "high": high, "counts": counts}
 
 

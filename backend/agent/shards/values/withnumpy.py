@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Optional
 
-from backend.agent.shards.values.numbers import EIGHT_BITS, FLOATS, INTEGERS
+from backend.agent.shards.values.numbers import EIGHT_BITS, FLOATS, INTEGERS, decode
 from backend.agent.shards.values.tally import KEPT_OF_PIECE, Tally
 
 
@@ -53,13 +53,15 @@ class Counter:
         # Without a positive word the greatest value is the smallest magnitude, and so without a negative one.
         high = top if top >= 0 else int(words.min())
         low = least if least >= sign else int(words.min())
-        values = self._values(np.array([low, high], self._words))
-        tally.span(float(values[0]), float(values[1]))
+        tally.span(self._value(low), self._value(high))
         self._sample(words, picked)
 
     def _ends(self, words: Any) -> Any:
         """Return the greatest word as a signed and as an unsigned number: the most positive, the most negative."""
         return int(words.view("<i%d" % words.itemsize).max()), int(words.max())
+
+    def _value(self, word: int) -> float:
+        return float(decode(self._dtype, word.to_bytes(FLOATS[self._dtype].item_bytes, "little"))[0])
 
     def _values(self, words: Any) -> Any:
         np = self._np
