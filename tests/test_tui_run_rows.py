@@ -238,6 +238,10 @@ def test_a_growing_folder_stays_in_natural_order_with_its_sums() -> None:
     assert names == ["", "zz", "Data_1.ckpt", "data_9.ckpt", "data_10.ckpt"]
     assert tree.sums("") == (3, 11, True)
     assert tree.find("data_10.ckpt") == 4 and tree.find("none") is None
+    tree.grow("", {"entries": [{"name": ".data_11.ckpt.tmp", "kind": "other", "bytes": 1}]})
+    assert tree.find(".data_11.ckpt.tmp") is not None
+    tree.grow("", {"entries": [{"name": "data_11.ckpt", "kind": "shard", "bytes": 1}]})
+    assert tree.find(".data_11.ckpt.tmp") is None and tree.find("data_11.ckpt") == 5, "it has its name now"
 
 
 def test_an_outlier_is_never_lost_in_a_histogram() -> None:

@@ -100,6 +100,10 @@ class ShardTree:
             else:
                 folder.entries.append(entry)
             folder.count(entry)
+        gone = {f".{entry.get('name')}.tmp" for entry in folder.entries[before:]} & folder.known.keys()
+        if gone:  # it has its name now: a page of what is new does not say what went
+            folder.entries = [entry for entry in folder.entries if entry.get("name") not in gone]
+            folder.known, before = {}, 0
         if not _ordered(folder.entries[max(0, before - 1) :]):
             folder.entries.sort(key=_order)
             before = 0

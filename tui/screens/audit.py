@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.containers import Horizontal
@@ -61,6 +60,7 @@ class AuditScreen(Ticking):
         with Horizontal(id="browser"):
             yield RowList(id="kinds", cursor=True)
             yield RowList(id="faults", cursor=True)
+        yield Painted(id="said")
         yield Painted(id="foot")
 
     def on_mount(self) -> None:
@@ -119,8 +119,18 @@ class AuditScreen(Ticking):
         if self.summary is not None and found:
             kinds.show(kind_rows(self.summary, self.code, KINDS_WIDTH))
             faults.show(FaultRows(self.faults, width, coded=not self.code))
+            self._say()
         else:
             faults.show(self._words(width))
+
+    def _say(self) -> None:
+        """Write the finding under the cursor in full: its row may be cut."""
+        at, width = self.query_one("#faults", RowList).cursor, self.size.width - 3
+        rows: list[Row] = [BLANK, BLANK]
+        if at < len(self.faults):
+            fault = self.faults[at]
+            rows = paragraph(f"{fault.get('path') or 'the folder'}: {fault.get('text')}", width, "dim")
+        self.query_one("#said", Painted).show(rows[:2])
 
     def _words(self, width: int) -> list[Row]:
         run = self.run_shown()
@@ -163,6 +173,7 @@ class AuditScreen(Ticking):
 
     def on_row_list_moved(self, event: RowList.Moved) -> None:
         """Show only the kind under the cursor."""
+        self._say()
         if event.rows.id != "kinds" or self.summary is None:
             return
         code = ["", *self.summary["faults"], *self.summary["remarks"]][event.index]
@@ -177,8 +188,8 @@ class AuditScreen(Ticking):
         if event.rows.id == "kinds":
             self.action_side("faults")
         elif event.index < len(self.faults) and self.summary is not None:
-            path = posixpath.join(str(self.summary["path"]), str(self.faults[event.index].get("path", "")))
-            self.app.push_screen(ShardScreen(self.host, path.rstrip("/")))
+            inside = str(self.faults[event.index].get("path", ""))
+            self.app.push_screen(ShardScreen(self.host, str(self.summary["path"]), inside))
 
     def action_side(self, name: str) -> None:
         """Go to the kinds or to the faults."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.containers import Horizontal, Vertical
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from backend.fleet import HostState
     from backend.wire import Run
     from tui.shardtree import Line, ShardTree
+
+PATIENCE_S = 0.5
+"""How long the shard before stays in sight while the next one is read: blanks between would flicker."""
 
 TENSOR_FILES = (".pt", ".ckpt", ".safetensors", ".pth", ".bin", ".gz", ".npy", ".npz")
 
@@ -55,14 +59,15 @@ class ShardScreen(Ticking):
         ("left,h", "out", "Fold, or the tree"),
     ]
 
-    def __init__(self, host: HostState, path: str = "") -> None:
+    def __init__(self, host: HostState, path: str = "", inside: str = "") -> None:
         super().__init__()
-        self.host, self.first = host, path
+        self.host, self.first, self.inside = host, path, inside
         self.following = False
         self.shown = ""
         self.shard: dict[str, Any] = {}
         self.lengths: dict[str, Any] | str | None = None
         self._pending = self._asking = self._at = ""
+        self._wanted_at = 0.0
         self._listing: Listing | None = None
         self._read: Callable[[str], Coroutine[Any, Any, None]] = self._read_lengths
 
@@ -95,7 +100,7 @@ class ShardScreen(Ticking):
     def on_mount(self) -> None:
         """Open the first folder."""
         self.folder.focus()
-        self.open_path(self.first or first_folder(self.host, self.console.fleet.config))
+        self.open_path(self.first or first_folder(self.host, self.console.fleet.config), self.inside)
         self.tick()
 
     def on_resize(self) -> None:
@@ -107,10 +112,10 @@ class ShardScreen(Ticking):
 
     # --- the tree ---
 
-    def open_path(self, path: str) -> None:
-        """Open a folder, or the run or folder of a shard and the shard in it."""
-        top, self._pending, self._at = path, "", ""
-        if path.endswith(TENSOR_FILES):
+    def open_path(self, path: str, inside: str = "") -> None:
+        """Open a folder with the cursor on what is named inside; of a shard its run or folder."""
+        top, self._pending, self._at = path, inside, ""
+        if not inside and path.endswith(TENSOR_FILES):
             top, name = posixpath.split(path)
             self._pending = name
             if PART.fullmatch(posixpath.basename(top)):
@@ -222,6 +227,7 @@ class ShardScreen(Ticking):
     def _want(self, path: str, read: Callable[[str], Coroutine[Any, Any, None]]) -> None:
         """Read one path at a time: while the cursor runs, only what it is on when the last answer is there."""
         self.shown, self._read, self.shard, self.lengths = path, read, {}, None
+        self._wanted_at = time.monotonic()
         if not self._asking:
             self._asking = path
             self.console.work_on(read(path), "shard")
@@ -261,7 +267,7 @@ class ShardScreen(Ticking):
             self.view.show_shard(self.shard)
         elif self._read == self._read_lengths:
             self.view.show_folder(self.shown, self.shards.sums(self.shards.inside(self.line)), self.lengths)
-        else:
+        elif not self.view.shard or time.monotonic() - self._wanted_at > PATIENCE_S:
             self.view.say([(("dim", "reading the header on the host"),)])
 
     # --- following ---
@@ -278,6 +284,8 @@ class ShardScreen(Ticking):
         """Ask for what a running extraction has written since, and paint the title and the keys."""
         if self._listing is None:
             return  # it is being put together
+        if self._asking and self.view.shard and not self.shard:
+            self._paint()
         run = self.writer()
         if run is not None:
             self.listing.follow(run)
@@ -302,8 +310,8 @@ class ShardScreen(Ticking):
             title.append(("ok", f"  {clean(run.stage)} writes here"))
         mark += [("ok", " FOLLOWING")] if self.following and run is not None else []
         self.query_one("#head", Painted).show([spread(title, mark, width)])
-        keys = [("Enter", "open"), ("n", "values"), ("/", "filter"), ("p", "path")]
-        keys += [("f", "hold" if self.following else "newest"), ("← →", "fold, tensors"), ("Esc", "back")]
+        keys = [("Enter", "open"), ("n", "values"), ("/", "filter"), ("f", "hold" if self.following else "newest")]
+        keys += [("← →", "tree, tensors"), ("Esc", "back"), ("p", "path"), ("A", "audit")]
         self.query_one("#foot", Painted).show([foot_row(width, keys)])
 
     # --- keys ---

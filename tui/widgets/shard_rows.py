@@ -174,8 +174,8 @@ def value_rows(entry: dict[str, Any], told: dict[str, Any], width: int, height: 
     figures = [(name, number(told.get(name))) for name in ("min", "max", "mean", "norm")]
     figures += [("NaN", f"{told.get('nan') or 0:,}"), ("Inf", f"{told.get('inf') or 0:,}")]
     if told.get("rows"):
-        figures.append(("zero rows", f"{told.get('zero_rows') or 0:,} of {told['rows']:,}"))
-    rows += paragraph("  ".join(f"{name}\u00a0{text}" for name, text in figures), width)
+        figures.append(("zero\u00a0rows", f"{told.get('zero_rows') or 0:,}\u00a0of\u00a0{told['rows']:,}"))
+    rows += paragraph(" · ".join(f"{name}\u00a0{text}" for name, text in figures), width)
     ends = [*map(number, told.get("first") or []), *(["…"] if told.get("last") else []), *map(number, told["last"])]
     rows.append(pad([("dim", " ".join(ends))], width))
     share = f"{format.size(float(told.get('read_bytes') or 0))} of {format.size(float(entry.get('bytes') or 0))} read"
@@ -197,7 +197,8 @@ def folder_rows(
 ) -> list[Row]:
     """Make what is said of a folder: its path, counts, bytes, and how long its sequences are."""
     shards, size, whole = sums
-    rows: list[Row] = paragraph(path, width, "strong")
+    short = path if len(path) <= width else "…" + path[1 - width :]
+    rows: list[Row] = [pad([("strong", clean(short))], width)]
     words = f"{format.count(shards)} shards, {format.size(float(size))}" + ("" if whole else " so far")
     rows += [pad([("text", words)], width), BLANK]
     if isinstance(told, str) or told is None:
@@ -206,10 +207,10 @@ def folder_rows(
         return [*rows, (("dim", "no record and no shard here tells how long a sequence is"),)]
     rows.append(pad([("title", "Sequence lengths, tokens")], width))
     figures = (("least", "least"), ("median", "median"), ("mean", "mean"), ("most", "most"))
-    text = "  ".join(f"{word}\u00a0{told[name]:,.0f}" for name, word in figures)
-    rows += paragraph(f"{text}  total\u00a0{format.short(told['tokens'])}", width)
+    text = " · ".join(f"{word}\u00a0{told[name]:,.0f}" for name, word in figures)
+    rows += paragraph(f"{text} · total\u00a0{format.short(told['tokens'])}", width)
     tall = max(3, min(12, height - len(rows) - 4)) if len(told["counts"]) > 1 else 0
-    rows += histogram_rows(told["counts"], (f"{told['low']:,}", f"{told['high'] - 1:,}"), width, tall)
+    rows += histogram_rows(told["counts"], (f"{told['low']:,}", f"{told['most']:,}"), width, tall)
     sources = {"journal": "by the journal", "index": "by sample_lengths.json", "heads": "by the heads of shards"}
     of = f"{told['samples']:,} of {told['of']:,} samples" if told["of"] else f"{told['samples']:,} samples"
     return [*rows, pad([("faint", f"{of}, {sources.get(told['source'], told['source'])}")], width)]

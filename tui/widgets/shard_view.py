@@ -76,6 +76,7 @@ class ShardView(Vertical):
         self.shard, self._keys = {}, {}
         self._put(rows)
         self.tensors.select(0)
+        self.tensors.styles.height = "1fr"
         self.query_one("#values", RowList).display = False
 
     def _put(self, rows: list[Row]) -> None:
@@ -87,9 +88,11 @@ class ShardView(Vertical):
         found = (self.shard.get("statistics") or {}).get("tensors", ())
         told = next((one for one in found if one["key"] == self._key), None)
         values.display = told is not None
+        self.tensors.styles.height = "1fr"
         if told is None:
             return
         entry = next(one for one in self.shard["entries"] if one["key"] == self._key)
-        height = max(7, min(16, self.size.height - 8))
-        values.styles.height = height
+        table = min(len(self.tensors.lines) + 1, max(6, self.size.height * 2 // 5))
+        self.tensors.styles.height = table
+        height = min(24, self.size.height - table)
         values.show(value_rows(entry, told, self._width, height))
