@@ -324,6 +324,7 @@ def run(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield lambda *words: CliRunner().invoke(main, ["--config", str(path), *words])
 
 
+@pytest.mark.slow
 def test_the_command_plans_asks_for_the_name_and_leaves_a_receipt(run: Callable[..., Result], cache: Path) -> None:
     launched = json.loads(run("launch", "here", "busy", "--json").stdout)
     planned = run("retire", "here", str(cache), "--plan", "--json")

@@ -48,7 +48,7 @@ def ended(run: Path, found: dict[str, object]) -> ShardFleet:
     return fleet
 
 
-@pytest.mark.parametrize("size", [SMALL, MIDDLE, LARGE])
+@pytest.mark.parametrize("size", [SMALL, *(pytest.param(size, marks=pytest.mark.slow) for size in (MIDDLE, LARGE))])
 async def test_a_fault_opens_its_file(run: Path, found: dict[str, object], size: tuple[int, int]) -> None:
     async with console(size, fleet=ended(run, found)) as shown:
         await shown.press("A")
@@ -88,6 +88,7 @@ async def test_an_audit_is_started_followed_and_its_end_is_shown(run: Path, foun
         await shown.sees("2 FAULTS in 1 files", "data_2.ckpt")
 
 
+@pytest.mark.slow
 async def test_many_faults_come_in_pages_and_only_those_in_sight_are_painted(
     run: Path, found: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

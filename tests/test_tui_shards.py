@@ -60,7 +60,7 @@ async def test_a_tensors_shape_is_at_most_six_keys_away(run: Path) -> None:
         await shown.shows(FleetScreen)
 
 
-@pytest.mark.parametrize("size", [SMALL, MIDDLE, LARGE])
+@pytest.mark.parametrize("size", [SMALL, *(pytest.param(size, marks=pytest.mark.slow) for size in (MIDDLE, LARGE))])
 async def test_the_tree_counts_and_the_lengths_are_drawn_at_every_size(run: Path, size: tuple[int, int]) -> None:
     async with console(size, fleet=ShardFleet(str(run))) as shown:
         await shown.press("S", "g")
@@ -135,6 +135,7 @@ async def test_a_running_extraction_is_followed_and_the_cursor_stays(
         await shown.sees("FOLLOWING", "1×5×8")
 
 
+@pytest.mark.slow
 async def test_many_files_are_listed_in_pages_and_nothing_is_rebuilt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
