@@ -155,7 +155,8 @@ def main(cases: int, seed: int, folder: Path) -> dict[str, object]:
             raise
         slowest = max(slowest, (time.process_time() - began, name, number))
     # not ru_maxrss: that one begins with what the parent had
-    [peak] = [int(line.split()[1]) * 1024 for line in Path("/proc/self/status").open() if line.startswith("VmHWM")]
+    status = Path("/proc/self/status").read_text().splitlines()
+    [peak] = [int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM")]
     return {"cases": cases, "slowest_s": slowest[0], "slowest": slowest[1:], "peak_bytes": peak}
 
 
