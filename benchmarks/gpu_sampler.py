@@ -15,7 +15,9 @@ IDLE_MIB = 8
 
 
 class Sampler(threading.Thread):
-    """Memory used (v2) and the number of compute processes, with the monotonic time at which a reading began."""
+    """Memory used (v2) and the number of compute processes, with the monotonic time at which a reading was had.
+
+    A reading that begins while a victim unpins memory comes seconds later, and tells of the time at its end."""
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(daemon=True)
@@ -35,9 +37,10 @@ class Sampler(threading.Thread):
     def run(self) -> None:
         while not self._ended.wait(EVERY_S):
             began = time.monotonic()
-            row = (began, self.used(), len(self.processes()))
-            self.longest_s = max(self.longest_s, time.monotonic() - began)
-            self.rows.append(row)
+            used, processes = self.used(), len(self.processes())
+            ended = time.monotonic()
+            self.longest_s = max(self.longest_s, ended - began)
+            self.rows.append((ended, used, processes))
 
     def stop(self) -> None:
         self._ended.set()
@@ -47,17 +50,17 @@ class Sampler(threading.Thread):
         """Return the time of the first sample after `at` from which on all up to `until` were clear, or None."""
         within = [row for row in self.rows if at < row[0] < until]
         first = None
-        for began, used, count in within:
+        for had_at, used, count in within:
             clear = used <= self.floor_bytes + IDLE_MIB * MIB and not count
-            first = (first or began) if clear else None
+            first = (first or had_at) if clear else None
         return first
 
     def curve(self, at: float, until: float) -> list[tuple[float, int, int]]:
         """Return the changes between two times: (seconds after `at`, MiB, processes)."""
         found: list[tuple[float, int, int]] = []
-        for began, used, count in self.rows:
-            row = (round(began - at, 3), used // MIB, count)
-            if at < began < until and (not found or found[-1][1:] != row[1:]):
+        for had_at, used, count in self.rows:
+            row = (round(had_at - at, 3), used // MIB, count)
+            if at < had_at < until and (not found or found[-1][1:] != row[1:]):
                 found.append(row)
         return found
 
