@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
+from backend.agent import procfs
 from backend.agent.procfs import read_bytes
 from backend.wire import GpuFacts
 
@@ -88,6 +89,15 @@ def address(bus: str) -> Optional[Address]:
         return None
     domain, number, device, function = (int(part or "0", 16) for part in found.groups())
     return domain, number, device, function
+
+
+def foreign(bus: Optional[Address], withheld: Sequence[Address]) -> bool:
+    """Say whether a GPU that the driver does not list belongs to others: the kernel's log is the whole host's.
+
+    Outside of containers every GPU is ours, and one that is not listed is lost. `withheld` are those that the kernel
+    module has and that have no device file here.
+    """
+    return bus is not None and (bus in withheld or not procfs.in_initial_pid_namespace())
 
 
 def written(where: Address) -> str:

@@ -23,6 +23,7 @@ from backend.agent.runs import RunStore
 from backend.agent.seam import Machine
 from backend.agent.telemetry import TelemetrySource
 from backend.agent.workers import Workers
+from backend.agent.xid.source import XidSource
 from backend.wire import MAX_LINE_BYTES, PROTOCOL, Hello, Refused, WireError, decode, encode, refusal, reply
 
 BACKLOG_BYTES = 4 << 20
@@ -56,7 +57,8 @@ class Loop:
         store = RunStore(machine)
         self._context = Context(machine, store)
         self._workers = Workers()
-        self._sources: List[Source] = [TelemetrySource(machine), RunsSource(store), self._workers]
+        telemetry = TelemetrySource(machine)
+        self._sources: List[Source] = [telemetry, XidSource(machine, telemetry), RunsSource(store), self._workers]
         self._sources.append(RecorderKeeper(machine, store))
 
     def run(self) -> int:

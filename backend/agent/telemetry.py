@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Set
 from backend.agent.hostload import HostLoad
 from backend.agent.owners import Owners
 from backend.agent.seam import Machine
-from backend.agent.watch import DriverWatch, Newest
+from backend.agent.watch import DriverWatch, Newest, Raised
 from backend.wire import LEAN, NOT_READ, GpuSample, HostSample, Inventory, Reading, Telemetry
 
 PERIOD_S = 1.0
@@ -77,6 +77,21 @@ class TelemetrySource:
             telemetry.tick_cpu_ms = round((self._cpu_s + self._watch.child_cpu_s) * 1000, 3)
             self._cpu_s = self._watch.child_cpu_s = 0.0
         return messages
+
+    @property
+    def inventory(self) -> Inventory:
+        """Return the driver's GPUs, as far as they are known."""
+        return self._watch.inventory
+
+    @property
+    def deaf(self) -> str:
+        """Say why the driver tells no XIDs; empty where it does or that is not known yet."""
+        return self._watch.deaf or ""
+
+    def take_raised(self) -> List[Raised]:
+        """Return the XIDs that the driver told since the last call."""
+        raised, self._watch.raised = self._watch.raised, []
+        return raised
 
     def close(self) -> None:
         """End the driver's child."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backend.fleet.state import Event, HostState, ResetState, host_event
+from backend.fleet.state import XIDS_KEPT, Event, HostState, ResetState, host_event
 from backend.link.status import LinkState, LinkStatus
-from backend.wire import RUN_LIVE, Hello, Inventory, ResetEvent, Run, Telemetry, printable
+from backend.wire import RUN_LIVE, Hello, Inventory, ResetEvent, Run, Telemetry, Xid, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +35,7 @@ class Feed:
             "run": self._run,
             "reset": self._reset,
             "note": self._note,
+            "xids": self._xids,
         }
 
     def message(self, message: dict[str, Any]) -> None:
@@ -102,6 +103,30 @@ class Feed:
     def _note(self, message: dict[str, Any]) -> None:
         level = message.get("level") if message.get("level") in LEVELS else "info"
         self._event(str(level), printable(str(message["text"]), 500))
+
+    def _xids(self, message: dict[str, Any]) -> None:
+        """Tell of each new error; of those that the host had before this console first saw it, in one line."""
+        found = msgspec.convert(message["xids"], list[Xid])
+        known = {xid.id for xid in self._host.xids}
+        fresh = [xid for xid in found if xid.id not in known]
+        before, self._host.xids_gap = self._host.xids_gap, printable(str(message.get("gap") or ""), 500)
+        old = bool(message.get("first")) and before is None
+        self._host.xids = [*self._host.xids, *fresh][-XIDS_KEPT:]
+        if old:
+            self._old_xids([xid for xid in fresh if xid.level != "info"])
+        for xid in [] if old else fresh:
+            advice = f"; {xid.advice}" if xid.advice and xid.level == "bad" else ""
+            level = xid.level if xid.level in LEVELS else "warn"
+            self._event(level, printable(xid.in_words() + advice, 500))
+        if self._host.xids_gap and self._host.xids_gap != before:
+            self._event("info", self._host.xids_gap)
+
+    def _old_xids(self, xids: list[Xid]) -> None:
+        if xids:
+            worst = "bad" if any(xid.level == "bad" for xid in xids) else "warn"
+            count = sum(xid.count for xid in xids)
+            newest = next((xid for xid in reversed(xids) if xid.level == worst), xids[-1])
+            self._event(worst, printable(f"{count} XIDs in the kernel's log since boot; {newest.in_words()}", 500))
 
     def _event(self, level: str, text: str) -> None:
         self._told(host_event(self._host, level, text))

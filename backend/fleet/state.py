@@ -21,6 +21,7 @@ from backend.wire import (
     ResetEvent,
     Run,
     Telemetry,
+    Xid,
     failed,
 )
 
@@ -34,6 +35,7 @@ HISTORY = 240
 
 HISTORY_KEYS = ("utilisation_percent", "memory_used_bytes", "power_w", "temperature_c")
 EVENTS_KEPT = 500
+XIDS_KEPT = 200
 STALE_S = 3.5
 """A reading older than this is shown with its age: three missed ticks (DESIGN section 4)."""
 
@@ -96,6 +98,8 @@ class HostState:
     verdicts: dict[int, GpuVerdict] = field(default_factory=dict)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     revision: int = 0
+    xids: list[Xid] = field(default_factory=list)  # the newest last
+    xids_gap: str | None = None  # why not every XID can be told; None before the host has said
     caught_up: bool = False  # the runs that the host holds were asked for and came
 
     @property

@@ -9,7 +9,7 @@ import click
 
 from backend.config import Thresholds
 from backend.fleet import Fleet, HostState, LinkState, badge
-from backend.wire import GIB, LEAN, NOT_READ, SCHEMA, SLOW, Reading, Run
+from backend.wire import GIB, LEAN, NOT_READ, SCHEMA, SLOW, Reading, Run, printable
 from tui.commands.session import (
     FAILED,
     OK,
@@ -22,6 +22,7 @@ from tui.commands.session import (
     put_json,
 )
 
+XIDS_SHOWN = 5
 SLOW_WAIT_S = 20.0
 """How long `status` waits for the first slow readings: they follow the first lean ones (agent/telemetry.py)."""
 
@@ -49,6 +50,8 @@ def host_json(host: HostState, limits: Thresholds) -> dict[str, Any]:
         "problem": inventory.problem if inventory else host.link.reason,
         "at": telemetry.at if telemetry else None,
         "host_load": telemetry.host if telemetry else None,
+        "xids": host.xids,
+        "xids_gap": host.xids_gap or "",
         "gpus": [gpu_json(host, index, limits) for index in host.gpu_indices],
         "runs": sorted(host.runs.values(), key=lambda run: run.started_at, reverse=True),
     }
@@ -88,7 +91,17 @@ def host_lines(host: HostState, limits: Thresholds) -> list[str]:
     lines += [f"  {problem}"] if problem else []
     for index in host.gpu_indices:
         lines.append(gpu_line(host, index, limits))
-    return lines + [run_line(run) for run in host.live_runs()]
+    return lines + xid_lines(host) + [run_line(run) for run in host.live_runs()]
+
+
+def xid_lines(host: HostState) -> list[str]:
+    """Write the newest XIDs of a host, and why some may not be known."""
+    said = [xid for xid in host.xids if xid.level != "info"]
+    lines = [f"  {sum(xid.count for xid in said[:-XIDS_SHOWN])} earlier XIDs"] if said[:-XIDS_SHOWN] else []
+    for xid in said[-XIDS_SHOWN:]:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(xid.at))
+        lines.append("  " + printable(f"{at}  {xid.in_words()}; {xid.advice}", 500))
+    return lines + ([f"  {host.xids_gap}"] if host.xids_gap else [])
 
 
 def gpu_line(host: HostState, index: int, limits: Thresholds) -> str:

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from backend.wire import CLEAN, LIMITED, RUN_LIVE, Inventory, Run, Telemetry, from_dict, printable
+from backend.wire import CLEAN, LIMITED, RUN_LIVE, Inventory, Run, Telemetry, Xid, from_dict, printable
 from backend.wire.flight import FlightEvent
 
 CURRENT, BEFORE = "events.jsonl", "events.before.jsonl"
@@ -100,6 +100,12 @@ class Witness:
                 self._tell("gpu", "bad", text, gpu=gpu.index)
             if errors is not None:
                 self._errors[gpu.index] = errors
+
+    def xids(self, xids: List[Xid]) -> None:
+        """Tell of errors that the driver told; those of before `since` are no news."""
+        for one in xids:
+            if one.at > self._since:
+                self._tell("gpu", one.level, one.in_words(), gpu=one.gpu, at=one.at)
 
     def inventory(self, inventory: Inventory) -> None:
         """Tell of a driver that cannot be used."""

@@ -22,6 +22,7 @@ from backend.agent.relay import RunsSource
 from backend.agent.runs import RunStore
 from backend.agent.seam import Machine
 from backend.agent.telemetry import TelemetrySource
+from backend.agent.xid.source import XidSource
 from backend.wire import RUN_LIVE, SCHEMA, Run, Telemetry
 from backend.wire.flight import FlightEvent
 
@@ -54,7 +55,8 @@ class Recorder:
     def __init__(self, machine: Machine, folder: str) -> None:
         self._folder = folder
         self._record = Record(folder)
-        self._sources = (TelemetrySource(machine), RunsSource(RunStore(machine)))
+        telemetry = TelemetrySource(machine)
+        self._sources = (telemetry, XidSource(machine, telemetry), RunsSource(RunStore(machine)))
         self._witness = Witness(self._record.event, max(self._record.newest_at, time.time() - 60.0))
         self._runs: Dict[str, Run] = {}
         self._ended = False
@@ -117,6 +119,8 @@ class Recorder:
                 self._witness.run(message["run"])
             elif kind == "reset":
                 self._witness.reset(message["run_id"], message["events"])
+            elif kind == "xids":
+                self._witness.xids(message["xids"])
             elif kind == "note":
                 self._witness.note(message)
 

@@ -12,6 +12,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 from backend.agent.kernelgpus import Address, address
 from backend.agent.xid import catalogue
 from backend.agent.xid.catalogue import FAIL, INFO, WARN, Meaning
+from backend.wire import printable
 
 XID, SXID, ADVICE = "XID", "SXid", "advice"
 
@@ -40,7 +41,8 @@ class Said(NamedTuple):
     `kind` is XID (a GPU that is lost without a number is a 79), SXID (an NVSwitch's, named by `device`) or ADVICE.
     `pid` is of the initial pid namespace; None where the line names nobody. `whole` is False where a part could not be
     read: then nothing about it may be taken lightly. `caused_by` is the XID that this one only follows. `fatal` is
-    what its own line says, None where it says neither. `action` is what an XID 154 ends at, -1 where unreadable.
+    what its own line says, None where it says neither. `action` is what an XID 154 ends at, -1 where
+    unreadable, and `asked` that in the driver's words.
     """
 
     kind: str
@@ -54,6 +56,7 @@ class Said(NamedTuple):
     fatal: Optional[bool] = None
     injected: bool = False
     action: Optional[int] = None
+    asked: str = ""
     device: str = ""
 
     @property
@@ -86,6 +89,8 @@ class Said(NamedTuple):
         head = "%s %s" % (self.kind, self.number or "?")
         tail = ", caused by XID %d (%s)" % (self.caused_by, catalogue.meaning(self.caused_by).text)
         said = "%s: %s%s" % (head, self.meaning.text, tail if self.caused_by else "")
+        if self.asked:
+            said += ": %s" % printable(self.asked, 60)
         if self.kind == XID and self.fatal is not None:
             said += ", fatal" if self.fatal else ", not fatal"
         return said + (" (injected by a test)" if self.injected else "")
@@ -147,7 +152,11 @@ def _xid(text: str) -> Said:
             said = said._replace(fatal=link.group(2).lower() == "fatal", injected=link.group(3) != "0")
     if number == catalogue.RECOVERY_ACTION:
         action = _ACTION.search(rest)
-        said = said._replace(action=int(action.group(1), 16) if action else -1)
+        said = (
+            said._replace(action=int(action.group(1), 16), asked=action.group(2))
+            if action
+            else said._replace(action=-1)
+        )
     return said
 
 

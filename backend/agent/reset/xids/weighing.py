@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
-from backend.agent import procfs
-from backend.agent.kernelgpus import written
+from backend.agent.kernelgpus import foreign, written
 from backend.agent.reset.finding import FAIL, WARN, Finding
 from backend.agent.reset.rules.case import Case
 from backend.agent.reset.rules.memory import ACTIONS
@@ -95,10 +94,9 @@ def own_in_words(rows: List[Dict[str, Any]]) -> List[str]:
 
 def _foreign(one: Sighting, known: Settled) -> bool:
     """Say whether it is of another container's GPU: the kernel's log is the host's, not this container's."""
-    bus = one.said.bus
-    if one.gpu is not None or bus is None or one.said.kind == SXID or bus in known.ours:
+    if one.gpu is not None or one.said.kind == SXID or one.said.bus in known.ours:
         return False
-    return bus in known.withheld or not procfs.in_initial_pid_namespace()
+    return foreign(one.said.bus, known.withheld)
 
 
 def _groups(sightings: Iterable[Sighting], apart: bool = False) -> List[List[Sighting]]:
@@ -117,7 +115,7 @@ def _finding(group: List[Sighting], address: str, where: str) -> Finding:
     last, said = group[-1], group[-1].said
     text = where + said.what
     if said.number == RECOVERY_ACTION:
-        text += ": it is now %s" % _action(said)
+        text += " (it asks for %s)" % _action(said)
     if not said.whole or not said.number:
         text += ": `%s`" % printable(said.text, TEXT_MOST)
     text += "; " + _when(group)
@@ -132,8 +130,12 @@ def _finding(group: List[Sighting], address: str, where: str) -> Finding:
 
 def _action(said: Said) -> str:
     if said.action is None or said.action < 0:
-        return "not known"
-    return ACTIONS[said.action][0] if said.action in ACTIONS else "%d, which this version does not know" % said.action
+        return "what is not known"
+    return (
+        ACTIONS[said.action][0]
+        if said.action in ACTIONS
+        else "action %d, which this version does not know" % said.action
+    )
 
 
 def _when(group: List[Sighting]) -> str:
