@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -190,17 +189,6 @@ def _parents(path: str) -> list[str]:
         path = os.path.dirname(path)
         found.append(path)
     return found
-
-
-def test_spares_a_protected_program_and_names_it(bench: Bench) -> None:
-    program = os.path.join(bench.root, "run", "nvidia-persistenced")
-    shutil.copy("/bin/bash", program)
-    script = 'for i in 1 2 3 4 5 6 7 8 9; do exec {fd}<>"$0"; done; echo "{\\"pid\\": $$, \\"pids\\": [$$]}"; read -r'
-    process = bench.spawn([program, "-c", script, os.path.join(bench.root, "nvidia0")])
-    assert "nvidia-persistenced is a GPU service" in reasons(bench)[process.pid]
-    status, said = reset(bench)
-    assert (status, said.verdict) == (0, CLEAN)
-    assert process.alive()
 
 
 def test_spares_itself_and_what_is_registered_as_ours(bench: Bench) -> None:

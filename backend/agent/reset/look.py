@@ -44,12 +44,11 @@ Occupancy = Dict[int, Tuple[Reading, ContextList]]
 
 @dataclass
 class Look:
-    """Driver, files and families at one moment. `named` is (GPU index -> bytes) of each process that the
-    driver
+    """Driver, files and families at one moment.
 
-    names and that holds that GPU's files; `hidden` are processes that it names and that may not be looked
-    into; `ghosts` the names without files; `haunted` the ghosts by GPU, where 0 stands for memory that nobody
-    is named for.
+    `named` is (GPU index -> bytes) of each process that the driver names and that holds that GPU's files; `hidden` are
+    processes that it names and that may not be looked into; `ghosts` the names without files; `haunted` the ghosts by
+    GPU, where 0 stands for memory that nobody is named for.
     """
 
     inventory: Inventory

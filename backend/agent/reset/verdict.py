@@ -10,6 +10,7 @@ from backend.agent import procfs
 from backend.agent.reset import health
 from backend.agent.reset.clearance import GpuState, lives, mib
 from backend.agent.reset.finding import FAIL, WARN, Finding
+from backend.agent.reset.protect import protected
 from backend.wire import CLEAN, LIMITED, NOT_CLEAN, UNHEALTHY, UNKNOWN, VERDICTS, GpuVerdict
 
 REBOOT = "wait and verify again; if it stays so, reboot the host"
@@ -70,13 +71,24 @@ def _clean(state: GpuState) -> str:
 
 def _action(state: GpuState) -> str:
     living = sorted(state.held_by | {pid for pid in state.pids if lives(pid)})
-    mine = [pid for pid in living if procfs.uid(pid) == os.geteuid()]
+    spared = [pid for pid in living if protected(procfs.exe(pid))]
+    rest = [pid for pid in living if pid not in spared]
+    mine = [pid for pid in rest if procfs.uid(pid) == os.geteuid()]
     if mine:
         return "reset the host; what survives that is explained by cat /proc/%d/{status,wchan}" % mine[0]
-    if living:
-        who = ", ".join("%d (%s)" % (pid, procfs.user_name(procfs.uid(pid))) for pid in living)
+    if rest:
+        who = ", ".join("%d (%s)" % (pid, procfs.user_name(procfs.uid(pid))) for pid in rest)
         return "ask the owner of process %s to stop it, or set other_users for this host and reset" % who
+    if spared:
+        return "decide, and stop it by its own means, since a reset spares it: %s" % _by_its_own_means(spared[0])
     return "see who is left; if no process holds it, sudo nvidia-smi --gpu-reset -i %s" % state.address
+
+
+def _by_its_own_means(pid: int) -> str:
+    """Say what ends a protected program (facts: reset, section 9)."""
+    if os.path.basename(procfs.exe(pid)).startswith("nvidia-cuda-mps"):
+        return "echo quit | nvidia-cuda-mps-control"
+    return "systemctl status %d names its service; %s" % (pid, protected(procfs.exe(pid)))
 
 
 def _command(state: GpuState) -> str:
