@@ -14,6 +14,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -38,6 +39,13 @@ class Holder:
     def alive(self, number: int = 0) -> bool:
         """Say whether one of its processes still lives."""
         return not select.select([self._fds[number]], [], [], 0)[0]
+
+    def untouched(self, number: int = 0) -> bool:
+        """Say whether a witness lives and no signal reached it: it blocks all of them, so each would be pending."""
+        with open(f"/proc/{self.pids[number]}/status", encoding="ascii") as file:
+            fields = dict(line.split(":\t", 1) for line in file)
+        pending = int(fields["SigPnd"], 16) | int(fields["ShdPnd"], 16)
+        return self.alive(number) and not pending and fields["State"][0] not in "TtZ"
 
     def end(self) -> None:
         """Kill what is left of it, by handle."""
@@ -94,6 +102,11 @@ def hold(root: str, gpus: list[int], used_mib: int, opens: int, options: Any) ->
 def ready(*pids: int) -> None:
     """Tell the test who holds."""
     os.write(1, json.dumps({"pid": pids[0], "pids": list(pids)}).encode() + b"\n")
+
+
+def witness() -> None:
+    """Block every signal, so that one that was sent stays to be seen; but not the kernel's word on a dead child."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGCHLD})
 
 
 def sleep() -> None:
@@ -192,6 +205,7 @@ class Modes:
 
     def monitor(self) -> None:
         """Have what an NVML client has: a few open files and no memory."""
+        witness()
         self.options.used_mib = 0
         self._hold(MONITOR_OPENS)
         ready(os.getpid())
@@ -203,6 +217,7 @@ class Modes:
 
     def bystander(self) -> None:
         """Hold nothing at all."""
+        witness()
         ready(os.getpid())
 
     def mapped(self) -> None:
@@ -285,6 +300,81 @@ class Modes:
             os.set_inheritable(fd, True)
         signal.signal(signal.SIGUSR1, lambda *_: os.execv("/bin/sleep", ["sleep", "100"]))
         ready(os.getpid())
+
+    def unreaped(self) -> None:
+        """Start a holder in a group of its own and never reap it. The parent holds nothing."""
+        witness()
+        pid = child(self._apart)
+        ready(pid, os.getpid())
+
+    def traced(self) -> None:
+        """Start a holder and trace it, so that its end waits for us. The tracer holds nothing."""
+        witness()
+        pid = child(self._apart)
+        seize = 0x4206
+        assert ctypes.CDLL(None).ptrace(seize, pid, None, None) == 0
+        ready(pid, os.getpid())
+
+    def vfork_parent(self) -> None:
+        """Be a parent that waits in the kernel until its child becomes a program, which it never does."""
+        self._hold()
+        clone, vfork = 56 if os.uname().machine == "x86_64" else 220, 0x4000
+        ready(os.getpid())
+        if ctypes.CDLL(None).syscall(clone, vfork | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+            sleep()
+
+    def in_flight(self) -> None:
+        """Send the files to a socket that nobody reads, and close them: no process shows them any more."""
+        self._hold()
+        self.pair = socket.socketpair()
+        for fd in self.files:
+            socket.send_fds(self.pair[0], [b"x"], [fd])
+            os.close(fd)
+        witness()
+        ready(os.getpid())
+
+    def memory_alone(self) -> None:
+        """Keep the memory without a file of the device."""
+        witness()
+        self._hold(0)
+        ready(os.getpid())
+
+    def frees_early(self) -> None:
+        """Give the memory back at SIGTERM, and take a while to end."""
+
+        def leave(*_: Any) -> None:
+            for fd in self.files:
+                os.close(fd)
+            time.sleep(self.options.exit_s)
+            os._exit(0)
+
+        signal.signal(signal.SIGTERM, leave)
+        self.plain()
+
+    def waits_for_file(self) -> None:
+        """Hold, and ask for a file that may never be told."""
+        self._hold()
+        ready(os.getpid())
+        os.stat(self.options.title)
+
+    def subreaped(self) -> None:
+        """Start an orphan whose new parent is this process, not init. The reaper holds nothing."""
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+        witness()
+        reader, writer = os.pipe()
+        middle = os.fork()
+        if middle == 0:
+            os.write(writer, b"%d" % child(self._apart))
+            os._exit(0)
+        pid = int(os.read(reader, 20))
+        os.waitpid(middle, 0)
+        ready(pid, os.getpid())
+
+    def _apart(self) -> None:
+        """Hold as a process in a session of its own, with no signal blocked."""
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._hold()
 
 
 if __name__ == "__main__":

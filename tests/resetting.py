@@ -43,11 +43,15 @@ class ClaimDriver(Driver):
     child runs.
 
     settings.json: {gpus, idle_bytes: {index: n}, hang: [index], blocks_at_exit: bool, broken: text, readings: {index:
-    {name: value}}, lost: [index]}
+    {name: value}}, lost: [index], curve: {index: [n ...]}: what the GPU shows beside its claims, one reading
+    after the other, the last for ever}
+
+    A reading that is a text stands for one that failed with it.
     """
 
     def __init__(self, root: str) -> None:
         self._root = root
+        self._readings: dict[int, int] = {}
 
     def _settings(self) -> dict[str, Any]:
         with open(os.path.join(self._root, "settings.json"), encoding="utf-8") as file:
@@ -72,6 +76,10 @@ class ClaimDriver(Driver):
         used, contexts = settings.get("idle_bytes", {}).get(str(index), 0), ContextList()
         if residue(self._root) == f"GPU-{index:04d}":
             used += 22 << 20  # what a bare context holds on an H200
+        curve = settings.get("curve", {}).get(str(index))
+        if curve:
+            self._readings[index] = number = self._readings.get(index, -1) + 1
+            used += curve[min(number, len(curve) - 1)]
         for name in sorted(os.listdir(os.path.join(self._root, "claims"))):
             if name.startswith(f"{index}.") and not name.endswith(".new"):
                 claim = self._claim(os.path.join(self._root, "claims", name))
@@ -100,7 +108,7 @@ class ClaimDriver(Driver):
                 mark = path.replace("claims", "released")
                 if not os.path.exists(mark):
                     os.close(os.open(mark, os.O_CREAT | os.O_WRONLY, 0o666))
-                left = os.stat(mark).st_mtime + claim["release_s"] - time.time()
+                left = os.stat(mark).st_mtime + claim["release_s"] - time.clock_gettime(time.CLOCK_REALTIME)
                 if left <= 0:
                     return None
                 if not claim["blocks"]:
@@ -118,7 +126,9 @@ class ClaimDriver(Driver):
         if index in settings.get("lost", []):
             return failed("GPU is lost (NVML 15)")
         value = settings.get("readings", {}).get(str(index), {}).get(name, "unsupported")
-        return NOT_SUPPORTED if value == "unsupported" else Reading(value)
+        if isinstance(value, str):
+            return NOT_SUPPORTED if value == "unsupported" else failed(value)
+        return Reading(value)
 
 
 def machine(root: str) -> Machine:
