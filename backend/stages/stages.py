@@ -76,9 +76,7 @@ def requirements(stage: Stage, name: str = "") -> dict[str, Any]:
         "paths": [placed(stage, path) for path in (*_paths(stage), *stage.inputs)],
         "model": stage.model or "",
         "dummy_weights": "--load-format dummy" in " ".join(stage.arguments).replace("=", " "),
-        "disk": [[placed(stage, stage.out) if stage.out else stage.cwd or "~", int(stage.disk_gib * GIB)]]
-        if stage.disk_gib
-        else [],
+        "disk": [[placed(stage, stage.out or stage.cwd or "~"), int(stage.disk_gib * GIB)]] if stage.disk_gib else [],
         "predict": _predicts(stage),
         "shm_bytes": int((serve_shm_gib(stage) if serves else stage.shm_gib) * GIB),
         "ram_bytes": int((serve_ram_gib(stage) if serves else stage.ram_gib) * GIB),

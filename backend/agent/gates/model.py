@@ -77,7 +77,9 @@ def _weigh(name: str, folder: str, names: List[str]) -> Gate:
             continue
         total += size
         wanted = _whole_bytes(path) if one.endswith(".safetensors") else max(size, 1)
-        if size != wanted:
+        if not wanted:
+            short.append("%s has no header of a weight file" % one)
+        elif size != wanted:
             short.append("%s has %d of %d bytes" % (one, size, wanted))
     trouble: List[str] = []
     if absent:
