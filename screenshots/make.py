@@ -79,10 +79,8 @@ DEMO_SCENES = (
     Scene("demo-launch-refused", "120x40", (*SEEN, "L", "until:FAIL")),
     Scene("demo-eight-zeros", "120x40", ZEROS),
     *(Scene("demo-extract", size, EXTRACT) for size in SIZES),
-    Scene(
-        "demo-shard", "120x40",
-        (*EXTRACT, "S", "until:rows_0", "enter", "until:data_3", *["down"] * 4, "enter", "until:aux_hidden"),
-    ),
+    *(Scene("demo-shard", size, (*EXTRACT, "S", "until:rows_0", "f", "until:aux_hidden")) for size in SIZES),
+    *(Scene("demo-timeline", size, (*EXTRACT, "T", "until:rate")) for size in SIZES),
 )  # fmt: skip
 """Scenes on the virtual host; what is waited for is what the host really does."""
 
