@@ -179,6 +179,12 @@ class Consoles:
         self.chain = said.id
         return said
 
+    def see(self, step: str) -> Pipeline | None:
+        """Return what a new one says, once the chain has noted the run of a step: it starts that a moment before."""
+        self.kill()
+        said = self.open()
+        return said if any(one.name == step and one.run_id for one in said.steps) else None
+
     def kill(self) -> None:
         """Kill it without a goodbye."""
         if self._process is not None:
@@ -202,7 +208,7 @@ def test_consoles_that_are_killed_and_connections_that_are_cut_in_each_stage_cha
             assert runtree.signal_process(run["pid"], run["pid_start"], signal.SIGSTOP)
             consoles.kill()
             host.drop_connections()
-            said = consoles.open()
+            said = until(lambda step=step: consoles.see(step), 60)
             at = next(one for one in said.steps if one.name == step)
             assert (said.state, at.state, at.run_id) == ("running", "running", run["id"]), said
             assert runtree.signal_process(run["pid"], run["pid_start"], signal.SIGCONT)
