@@ -35,7 +35,10 @@ class FileDevices(DeviceTable):
         return None if found is None else (found,)
 
     def gpus_of_map(self, device: tuple[int, int], inode: int, path: str) -> tuple[int, ...] | None:
-        return self.gpus_of(os.stat(path)) if os.path.exists(path) else None
+        try:
+            return self.gpus_of(os.stat(path))
+        except OSError:
+            return None  # a file of some other process, which may go at any moment
 
 
 class ClaimDriver(Driver):

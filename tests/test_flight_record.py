@@ -135,6 +135,13 @@ def test_a_clock_that_is_set_back_loses_nothing(flight: list[Row]) -> None:
     )
 
 
+def test_two_rows_within_a_tenth_of_a_second_are_two_moments(flight: list[Row]) -> None:
+    """As when a GPU is found: what is known of it is told at once, right after the row of that second."""
+    (at, values), (_, more) = flight[:2]
+    write([(at, values), (at + 0.02, more)])
+    assert [row for row in rows_of(fetched(1))] == plain([(at, values), (round(at + 0.1, 1), more)])
+
+
 def test_the_oldest_goes_first_and_the_coarse_steps_reach_further_back(folder: Path) -> None:
     long_flight: list[Row] = [(START + n + 0.1, {"gpu0.power_w": n * 7919 % 6000 / 10}) for n in range(3 * 3600)]
     write(long_flight, most_bytes=18_000)

@@ -32,6 +32,7 @@ class Record:
         self._log = EventLog(folder)
         self._unchecked = CHECK_EVERY_ROWS  # what is there already may be over a budget that shrank
         self._lost = 0
+        self._last_at = self.newest_at
         self._unwritten: List[FlightEvent] = []
         for at, values in self._levels[0].rows:
             for coarse in self._coarse:
@@ -45,7 +46,11 @@ class Record:
 
     def append(self, at: float, values: Dict[str, Value]) -> None:
         """Add the row of a second, and the coarser rows that it completes."""
-        self._write(self._levels[0], (round(at, 1), values))
+        at = round(at, 1)
+        if at == self._last_at:  # what is known of new GPUs is told at once, within the tenth of the row before
+            at = round(at + 0.1, 1)
+        self._last_at = at
+        self._write(self._levels[0], (at, values))
         for level, coarse in zip(self._levels[1:], self._coarse):
             self._write(level, coarse.feed(at, values))
         self._unchecked += 1
