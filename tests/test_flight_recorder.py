@@ -14,7 +14,8 @@ import pytest
 
 from backend.agent import ours, procfs
 from backend.agent.flight.events import Witness
-from backend.agent.flight.place import flight_dir, recording
+from backend.agent.flight.place import flight_dir
+from backend.agent.runfiles import locked
 from backend.virtual import belongings
 from backend.virtual.claims import lay_out
 from backend.wire import GpuSample, Reading, Refused, Run, Telemetry
@@ -98,13 +99,13 @@ def test_the_recorder_outlives_its_agent_and_is_the_only_one(host: Host) -> None
     before = len(rows_of(fetched(1)))
     until(lambda: len(rows_of(fetched(1))) > before)  # nobody is connected
     assert subprocess.run([*agent.args[:4], "record"], env=os.environ, cwd=CHECKOUT, timeout=20).returncode == 0
-    assert recorder_pid() == first and recording(flight_dir())
+    assert recorder_pid() == first and locked(flight_dir())
 
     os.kill(first, signal.SIGKILL)
-    until(lambda: not recording(flight_dir()))
+    until(lambda: not locked(flight_dir()))
     again = host.agent()
     assert host.ask(again, "flight.start")["levels"][0]["step_s"] == 1
-    until(lambda: recording(flight_dir()) and recorder_pid() != first)
+    until(lambda: locked(flight_dir()) and recorder_pid() != first)
     count = len(rows_of(fetched(1)))
     until(lambda: len(rows_of(fetched(1))) > count)
     host.ask(again, "runs.stop", id="r1")
@@ -135,7 +136,7 @@ def test_it_leaves_when_nobody_needs_it(tmp_path: Path, monkeypatch: pytest.Monk
     finally:
         recorder.kill()
         recorder.wait()
-    assert not recording(flight_dir())
+    assert not locked(flight_dir())
 
 
 def telemetry(problem: str = "", errors: int = 0) -> Telemetry:

@@ -8,9 +8,10 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from backend.agent.flight.events import read_events
 from backend.agent.flight.level import tail_blocks
-from backend.agent.flight.place import flight_dir, recording, start_recorder
+from backend.agent.flight.place import flight_dir, start_recorder
 from backend.agent.flight.record import LADDER, budget_bytes
 from backend.agent.flight.segments import overlapping, read_segment, segment_names
+from backend.agent.runfiles import locked
 from backend.agent.seam import Machine
 from backend.wire import Refused
 from backend.wire.flight import FlightError, read_head
@@ -38,7 +39,7 @@ def op_info(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
         levels.append({"step_s": step_s, "bytes": size, "first": _first(place, step_s)})
     used = sum(level["bytes"] for level in levels)
     return {
-        "recording": recording(folder),
+        "recording": locked(folder),
         "bytes": used,
         "budget_bytes": budget_bytes(folder, used),
         "levels": levels,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import socket
 import time
 from typing import Any, Dict, List, Optional, Set
 
+from backend.agent import runfiles
 from backend.agent.paths import state_dir
 from backend.agent.runs import RunStore
 from backend.agent.seam import Machine
 
-LOCK, TROUBLE = "lock", "recorder.log"
+TROUBLE = "recorder.log"
 KEEP_EVERY_S = 10.0
 
 
@@ -24,35 +24,17 @@ def flight_dir() -> str:
 
 def take_lock(folder: str) -> Optional[int]:
     """Become the one recorder: return the descriptor that holds the lock, or None where another has it."""
-    fd = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
+        return runfiles.take_lock(folder)
+    except BlockingIOError:
         return None
-    return fd
-
-
-def recording(folder: str) -> bool:
-    """Say whether a recorder runs."""
-    try:
-        fd = os.open(os.path.join(folder, LOCK), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look are not each other's recorder
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def start_recorder(machine: Machine) -> None:
     """Start the recorder, detached, unless one runs. Where it cannot be started there is no record, and no more."""
     try:
         folder = flight_dir()
-        if not recording(folder):
+        if not runfiles.locked(folder):
             _spawn([*machine.relaunch, "record"], os.path.join(folder, TROUBLE))
     except OSError:
         pass  # no process or no disk to be had: what it was started for matters more
