@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from backend.agent.seam import ContextList, DeviceTable, Driver, DriverError, Machine
+from backend.agent.seam import HEALTH, ContextList, DeviceTable, Driver, DriverError, Machine
 from backend.wire import NOT_SUPPORTED, SLOW, GpuFacts, Inventory, Reading, failed
 from tests import holding
 from tests.cuda.beside import library_in, residue
@@ -46,8 +46,8 @@ class ClaimDriver(Driver):
     child runs.
 
     settings.json: {gpus, idle_bytes: {index: n}, hang: [index], blocks_at_exit: bool, broken: text, readings: {index:
-    {name: value}}, lost: [index], curve: {index: [n ...]}: what the GPU shows beside its claims, one reading
-    after the other, the last for ever}
+    {name: value}}, lost: [index], opens: bool (it keeps the device files open, as NVML does), smi: see tests/smi.py,
+    curve: {index: [n ...]}: what the GPU shows beside its claims, one reading after the other, the last for ever}
 
     A reading that is a text stands for one that failed with it.
     """
@@ -55,6 +55,7 @@ class ClaimDriver(Driver):
     def __init__(self, root: str) -> None:
         self._root = root
         self._readings: dict[int, int] = {}
+        self._fds: list[int] = []
 
     def _settings(self) -> dict[str, Any]:
         with open(os.path.join(self._root, "settings.json"), encoding="utf-8") as file:
@@ -65,6 +66,8 @@ class ClaimDriver(Driver):
         if settings.get("broken"):
             raise DriverError(settings["broken"])
         count = settings["gpus"]
+        if settings.get("opens"):
+            self._fds = [os.open(holding.device(self._root, i), os.O_RDONLY) for i in range(count) for _ in range(3)]
         return Inventory("580.1", "13.0", [GpuFacts(i, f"GPU-{i:04d}", "Test GPU", minor=i) for i in range(count)])
 
     def occupancy(self, index: int) -> tuple[Reading, ContextList]:
@@ -124,6 +127,10 @@ class ClaimDriver(Driver):
     def slow(self, index: int) -> dict[str, Reading]:
         return {name: self._reading(index, name) for name in SLOW}
 
+    def health(self, index: int) -> dict[str, Reading]:
+        told = self._settings().get("readings", {}).get(str(index), {})
+        return {name: self._reading(index, name) for name in HEALTH if name in told}
+
     def _reading(self, index: int, name: str) -> Reading:
         settings = self._settings()
         if index in settings.get("lost", []):
@@ -137,7 +144,10 @@ class ClaimDriver(Driver):
 def machine(root: str) -> Machine:
     """Return the bench's machine, whose agent is this module."""
     relaunch = [sys.executable, "-m", "tests.resetting", root]
-    return Machine(lambda: ClaimDriver(root), lambda: FileDevices(root), relaunch, cuda_library=library_in(root))
+    return Machine(
+        lambda: ClaimDriver(root), lambda: FileDevices(root), relaunch, cuda_library=library_in(root),
+        smi=[sys.executable, "-m", "tests.smi", root], host_root=os.path.join(root, "site"),
+    )  # fmt: skip
 
 
 class Bench:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import Callable, Deque, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Tuple
 
-from backend.agent import driverloop
+from backend.agent import driverhold, driverloop
 from backend.agent.driverloop import OPEN, Answer
 from backend.agent.seam import Driver
 
@@ -61,8 +61,14 @@ class DriverChild:
         self._since = 0.0
 
     def start(self) -> None:
-        """Fork the child. It closes everything else that it inherits, standard input and output too."""
+        """Fork the child. It closes everything else that it inherits, standard input and output too.
+
+        While a GPU is reset none is started: `ended` says so.
+        """
         reap()
+        if driverhold.held():
+            self.ended = driverhold.WHY
+            return
         their_requests, self._requests = os.pipe()
         self._answers, their_answers = os.pipe()
         parent = os.getpid()

@@ -16,7 +16,9 @@ def main(argv: List[str]) -> int:
     from backend.agent.nvml import NvmlDriver
     from backend.agent.xid.kernellog import DEVICE
 
-    machine = Machine(NvmlDriver, NvidiaDevices, relaunch(), cuda_library="libcuda.so.1", kernel_log=DEVICE)
+    machine = Machine(
+        NvmlDriver, NvidiaDevices, relaunch(), cuda_library="libcuda.so.1", kernel_log=DEVICE, smi=["nvidia-smi"]
+    )
     return serve(machine, argv)
 
 
@@ -46,6 +48,10 @@ def serve(machine: Machine, argv: List[str]) -> int:
         from backend.agent.reset.cycle import main as reset
 
         return reset(machine, words[0], json.loads(words[1]))
+    if role == "gpureset":
+        from backend.agent.reset.gpureset.cycle import main as gpureset
+
+        return gpureset(machine, words[0], json.loads(words[1]))
     if role == "cudatest":
         from backend.agent.reset.cudachild import main as cudatest
 
@@ -70,7 +76,7 @@ def serve(machine: Machine, argv: List[str]) -> int:
         from backend.agent.retire.main import main as retire
 
         return retire(machine, words[0])
-    roles = "agent, supervise, reset, cudatest, adopt, audit, record, pipeline, retire"
+    roles = "agent, supervise, reset, gpureset, cudatest, adopt, audit, record, pipeline, retire"
     sys.stderr.write("eightzeros agent: no role `%s`; roles: %s\n" % (role, roles))
     return 2
 

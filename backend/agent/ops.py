@@ -122,6 +122,21 @@ def _reset_start(context: Context, args: Dict[str, Any]) -> Any:
     return launch.begin(context.machine, context.store, prepare_start(context.machine, args))
 
 
+def _gpu_reset_plan(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.reset.gpureset.ops import op_plan
+
+    return op_plan(context.machine, args)
+
+
+def _gpu_reset_start(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent.reset.gpureset.ops import prepare_start
+
+    known = context.store.get(want(args, "id", str))
+    if known is not None:
+        return known
+    return launch.begin(context.machine, context.store, prepare_start(context.machine, args))
+
+
 def _shards_list(context: Context, args: Dict[str, Any]) -> Any:
     from backend.agent.shards.listing import list_shards
 
@@ -225,6 +240,8 @@ TABLE: Dict[str, Operation] = {
     "reset.plan": Operation(_reset("op_plan"), 60.0),
     "reset.start": Operation(_reset_start, 60.0),
     "reset.verify": Operation(_reset("op_verify"), 120.0),
+    "gpureset.plan": Operation(_gpu_reset_plan, 120.0),
+    "gpureset.start": Operation(_gpu_reset_start, 120.0),
     "baseline.record": Operation(_reset("op_baseline_record"), 60.0),
     "baseline.show": Operation(_reset("op_baseline_show"), 20.0),
     "receipts.list": Operation(_reset("op_receipts_list"), 20.0),

@@ -140,6 +140,8 @@ class Machine:
 
     `cuda_library` is what the CUDA test loads; empty: this machine has none, and its GPUs are not tested.
     `kernel_log` is the file with what the driver says to the kernel; empty: no driver here says anything to it.
+    `smi` are the words that start nvidia-smi, which alone can reset a GPU; empty: the GPUs of this machine have none.
+    `host_root` is where /proc, /sys and /dev lie that say what this host is.
     """
 
     driver: Callable[[], Driver]
@@ -148,3 +150,5 @@ class Machine:
     virtual: bool = False
     cuda_library: str = ""
     kernel_log: str = ""
+    smi: List[str] = field(default_factory=list)
+    host_root: str = "/"

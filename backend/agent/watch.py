@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from backend.agent import child as children
+from backend.agent import driverhold
 from backend.agent.child import OPEN, Answer, DriverChild
 from backend.agent.seam import ContextList, Driver
 from backend.wire import Inventory, Reading
@@ -106,6 +107,8 @@ class DriverWatch:
 
     def step(self) -> None:
         """Take what came, abandon what is overdue, start what is due."""
+        if driverhold.held():
+            return self._let_go()
         for child in self.children:
             for answer in child.answers():
                 self._take(child, answer)
@@ -139,6 +142,16 @@ class DriverWatch:
         for child in self.children:
             child.close()
         self._serving = self._trial = None
+
+    def _let_go(self) -> None:
+        """Leave the driver alone while a GPU is reset: no child may have it open, and every GPU says so."""
+        now = time.monotonic()
+        for child in self.children:
+            self._forget(child)
+            child.retire()
+        self._serving = self._trial = None
+        self._down_since, self._down_words = self._down_since or now, driverhold.WHY
+        self._no_trial_before = now + driverhold.LOOK_EVERY_S
 
     def _order(self) -> List[int]:
         """List the GPUs to ask. A child that replaces one that hung asks those first that answered last: it proves
@@ -262,9 +275,11 @@ class DriverWatch:
             self._no_trial_before = now + RETRY_S
             return
         skip = [index for index, given_up in self._given_up.items() if given_up.retry_at > now]
-        self._trial = DriverChild(self._make_driver, skip)
-        self._trial.start()
-        self._trial.ask("open")
+        trial = DriverChild(self._make_driver, skip)
+        trial.start()
+        if trial.alive:  # else a reset of a GPU has begun this moment
+            trial.ask("open")
+            self._trial = trial
 
     def _forget(self, child: DriverChild) -> None:
         self._cpu_s.pop(id(child), None)

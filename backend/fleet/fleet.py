@@ -14,6 +14,7 @@ import msgspec
 from backend.config import Config, ConfigError, Stage
 from backend.fleet.feed import Feed
 from backend.fleet.flights import Flights
+from backend.fleet.gpuresetting import GpuResetting
 from backend.fleet.launching import SHORT_S, Launching, new_id
 from backend.fleet.retiring import Retiring
 from backend.fleet.state import Event, HostState, ResetState, ShardListing, host_event
@@ -32,7 +33,7 @@ RESET_S = 900.0
 """How long an answer is waited for, in seconds: a little over the agent's own deadlines, which say more."""
 
 
-class Fleet(Launching, Retiring):
+class Fleet(Launching, Retiring, GpuResetting):
     """Many hosts as one stream. Start it, read `hosts`, call actions; every method is safe from any thread.
 
     Actions return a concurrent.futures.Future. It raises `wire.Refused` where the host declined with a reason,
@@ -190,12 +191,17 @@ class Fleet(Launching, Retiring):
         return self._submit(self._start_reset(self._host(name), plan))
 
     async def _start_reset(self, host: HostState, plan: Plan) -> Run:
-        run_id = new_id("reset")
+        args = {"digest": plan.digest, **self._policy(host.name)}
+        return await self._begin_reset(host, "reset.start", args, new_id("reset"), SHORT_S, plan)
+
+    async def _begin_reset(
+        self, host: HostState, op: str, args: dict[str, Any], run_id: str, timeout_s: float, plan: Plan | None = None
+    ) -> Run:
         host.reset = ResetState(plan=plan, running=True, started_at=time.time(), run_id=run_id)
-        args = {"id": run_id, "digest": plan.digest, **self._policy(host.name)}
+        args = {"id": run_id, **args}
         try:
             answer = await self._links[host.name].request_once(
-                "reset.start", args, find=("runs.get", {"id": run_id}), timeout_s=SHORT_S
+                op, args, find=("runs.get", {"id": run_id}), timeout_s=timeout_s
             )
         except BaseException:
             host.reset.running = False

@@ -9,7 +9,9 @@ from typing import List
 
 from backend.agent.main import relaunch, serve
 from backend.agent.seam import Machine
+from backend.virtual.claims import site_path
 from backend.virtual.driver import VirtualDevices, VirtualDriver
+from backend.virtual.smi import main as smi
 
 
 def main(argv: List[str]) -> int:
@@ -19,7 +21,12 @@ def main(argv: List[str]) -> int:
         return 2
     root = os.path.abspath(argv[0])
     words = relaunch(root, module="backend.virtual.agent")
-    machine = Machine(partial(VirtualDriver, root), partial(VirtualDevices, root), words, virtual=True)
+    if argv[1:2] == ["smi"]:
+        return smi(root, argv[2:])
+    machine = Machine(
+        partial(VirtualDriver, root), partial(VirtualDevices, root), words, virtual=True, smi=[*words, "smi"],
+        host_root=site_path(root),
+    )  # fmt: skip
     return serve(machine, argv[1:])
 
 

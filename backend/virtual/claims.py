@@ -16,6 +16,8 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Dict, List, Optional
 
+from backend.agent.procfs import INITIAL_PID_NAMESPACE
+
 DEVICE_BYTES = 4096
 """The size of a device file: enough to be mapped."""
 
@@ -56,6 +58,22 @@ def lay_out(root: str, gpus: int) -> None:
     for name in ["nvidiactl"] + ["nvidia%d" % index for index in range(gpus)]:
         with open(device_path(root, name), "ab") as file:
             file.truncate(DEVICE_BYTES)
+    _lay_out_site(root)
+
+
+def site_path(root: str) -> str:
+    """Return where the /proc of the virtual host lies that says what kind of host it is."""
+    return os.path.join(root, "site")
+
+
+def _lay_out_site(root: str) -> None:
+    """Describe a host of bare metal without a display."""
+    names = os.path.join(site_path(root), "proc/self/ns")
+    os.makedirs(names, mode=0o700, exist_ok=True)
+    if not os.path.lexists(os.path.join(names, "pid")):
+        os.symlink("pid:[%d]" % INITIAL_PID_NAMESPACE, os.path.join(names, "pid"))
+    with open(os.path.join(site_path(root), "proc/modules"), "ab"):
+        pass
 
 
 def gpu_count(root: str) -> int:

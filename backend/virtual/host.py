@@ -29,7 +29,7 @@ SERVER_TITLE = "python3 -m sglang.launch_server --model-path /models/Kimi-K2.5 -
 HABITS = ("--ignore-term", "3", "--heir", "5", "--orphan", "6")
 """What makes the end of the server hard that is found on the host; one that is launched there later has none of it."""
 
-SHIPPED = tuple(f"backend.virtual.{name}" for name in ("claims", "driver"))
+SHIPPED = tuple(f"backend.virtual.{name}" for name in ("claims", "driver", "smi"))
 PATIENCE_S = 2.0
 
 

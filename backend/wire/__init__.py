@@ -29,6 +29,7 @@ from backend.wire.reset import (
     UNHEALTHY,
     UNKNOWN,
     VERDICTS,
+    GpuResetPlan,
     GpuVerdict,
     Plan,
     Process,
@@ -56,9 +57,9 @@ from backend.wire.xids import Xid
 
 __all__ = [
     "AGENT", "CHAIN_ENV", "CLEAN", "GIB", "LEAN", "LIMITED", "MAX_LINE_BYTES", "MIB", "NOT_CLEAN", "NOT_READ",
-    "NOT_SUPPORTED", "PIPELINE", "PROTOCOL", "RESET", "RUN_ENDED", "RUN_LIVE", "SCHEMA", "SLOW", "UNHEALTHY", "UNKNOWN",
-    "UNSUPPORTED", "VERDICTS", "Gate", "GpuFacts", "GpuSample", "GpuVerdict", "Hello", "Holder", "HostSample",
-    "Inventory", "Pipeline", "Plan", "Process", "Progress", "Reading", "Receipt", "Refused", "ResetEvent", "Run",
-    "RunSpec", "Step", "Telemetry", "WireError", "Xid", "decode", "encode", "failed", "from_dict", "plain", "printable",
-    "refusal", "reply",
+    "NOT_SUPPORTED", "PIPELINE", "PROTOCOL", "RESET", "RUN_ENDED", "RUN_LIVE", "SCHEMA", "SLOW", "UNHEALTHY",
+    "UNKNOWN", "UNSUPPORTED", "VERDICTS", "Gate", "GpuFacts", "GpuResetPlan", "GpuSample", "GpuVerdict", "Hello",
+    "Holder", "HostSample", "Inventory", "Pipeline", "Plan", "Process", "Progress", "Reading", "Receipt", "Refused",
+    "ResetEvent", "Run", "RunSpec", "Step", "Telemetry", "WireError", "Xid", "decode", "encode", "failed",
+    "from_dict", "plain", "printable", "refusal", "reply",
 ]  # fmt: skip

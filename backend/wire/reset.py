@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
 from backend.wire.lines import SCHEMA
+from backend.wire.runs import Gate
 from backend.wire.telemetry import NOT_READ, Reading
 
 CLEAN = "CLEAN"
@@ -59,6 +60,20 @@ class Plan:
 
 
 @dataclass
+class GpuResetPlan:
+    """What a reset of GPUs by their driver needs. `gpus` are indices, `faults` by index (as text) what asks for it.
+
+    Each of `needs` must be met; `command` is what would be run.
+    """
+
+    gpus: List[int] = field(default_factory=list)
+    uuids: List[str] = field(default_factory=list)
+    needs: List[Gate] = field(default_factory=list)
+    faults: Dict[str, List[str]] = field(default_factory=dict)
+    command: str = ""
+
+
+@dataclass
 class GpuVerdict:
     """What one GPU is, why, and the command that shows the same by hand.
 
@@ -81,7 +96,8 @@ class GpuVerdict:
 class ResetEvent:
     """One line of a reset's journal: `at_s` is seconds since the reset began, on the monotonic clock.
 
-    `kind` is phase, signal, gone, memory, note, gpu or verdict; `text` says it in words, `data` for programs.
+    `kind` is phase, signal, gone, memory, note, gpu-reset, gpu or verdict; `text` says it in words, `data` for
+    programs.
     """
 
     at_s: float
@@ -101,11 +117,15 @@ class Receipt:
     first_at, last_at, pid, name, caused_by, ours, why, source, seq, text}: `phase` is before (since boot), during,
     kill or after; `ours` says that the reset caused it; `level` is fail, warn or info. `kernel_log` says why the
     kernel's log could not be read; empty where it was.
+    `gpu_reset` is empty but in a receipt of the kind gpu-reset: {gpus: [{index, uuid, bus, name, faults}], needs (as
+    wire.Gate), command, begun, outcome, rc, output, at_s, took_s, kernel_log_seq}. Its outcome is done, failed, not
+    supported, has not ended, in use (refused before anything was touched), interrupted, or empty where a need was not
+    met.
     `interrupted` is set where the reset's own process ended before its verdict: how far it went, in words.
     """
 
     id: str
-    kind: str  # reset or verify
+    kind: str  # reset, verify or gpu-reset
     schema: int = SCHEMA
     host: str = ""
     virtual: bool = False
@@ -127,6 +147,7 @@ class Receipt:
     cuda_tests: List[Dict[str, Any]] = field(default_factory=list)
     xids: List[Dict[str, Any]] = field(default_factory=list)
     kernel_log: str = "not asked"
+    gpu_reset: Dict[str, Any] = field(default_factory=dict)
     verdict: str = ""
     path: str = ""
     interrupted: str = ""

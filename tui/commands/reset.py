@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from backend.wire import CLEAN, GIB, LIMITED, MIB, GpuVerdict, Plan, Process, Receipt
+from tui.commands.gpureset import GpuResetOrder, gpu_reset_options, outcome_lines, reset_gpus
 from tui.commands.session import (
     FAILED,
     GATE,
@@ -55,6 +56,7 @@ def verdict_line(gpu: GpuVerdict) -> str:
 def receipt_lines(receipt: Receipt) -> list[str]:
     """Write a receipt as plain lines of text."""
     lines = [f"{receipt.kind} {receipt.id}  killed {len(receipt.killed)}  left {len(receipt.survivors)}"]
+    lines += outcome_lines(receipt.gpu_reset)
     lines += [verdict_line(gpu) for gpu in receipt.after]
     lines += [f"  not seen: {text}" for text in receipt.unseen] + [f"  note: {text}" for text in receipt.notes]
     lines += ["  " + "  ".join(f"{name} {value:.2f} s" for name, value in receipt.durations.items())]
@@ -77,14 +79,22 @@ def _report(context: click.Context, receipt: Receipt, accept_limited: bool, as_j
 @click.command()
 @host_option
 @click.option("--yes", is_flag=True, help="Kill the plan's victims without asking.")
-@click.option("--plan", "only_plan", is_flag=True, help="Show who would be killed and who spared; kill nothing.")
+@click.option("--plan", "only_plan", is_flag=True, help="Show what would be done; do nothing.")
+@gpu_reset_options
 @json_option
 @pass_session
 @click.pass_context
 def reset(
-    context: click.Context, session: Session, host_name: str | None, yes: bool, only_plan: bool, as_json: bool
-) -> None:
-    """Kill what holds the GPUs of a host and verify that they are clean."""
+    context: click.Context, session: Session, host_name: str | None, yes: bool, only_plan: bool, asked: GpuResetOrder,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Kill what holds the GPUs of a host and verify that they are clean.
+
+    With --gpu-reset nothing is killed: the driver resets the GPUs that are named, once all that this needs is met.
+    """
+    if asked.wanted:
+        receipt, accept_limited = reset_gpus(session, host_name, asked, only_plan, as_json)
+        _report(context, receipt, accept_limited, as_json)
     with session.connected(host_name) as (fleet, host):
         plan = fleet.plan_reset(host.name).result()
         if only_plan and as_json:

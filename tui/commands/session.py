@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 OK, FAILED, USAGE, UNREACHABLE, GATE = 0, 1, 2, 3, 4
 """Exit codes (DESIGN section 9): clean or ok; not clean or failed; usage; unreachable; refused by a gate."""
 
+REFUSALS = ("gate", "plan-changed", "pipeline-running", "precondition")
+"""Codes of what a host declines because something is not as it must be."""
+
 READY_S = 45.0
 
 
@@ -90,7 +93,7 @@ def answers() -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        raise Stop(str(error), GATE if error.code in ("gate", "plan-changed", "pipeline-running") else FAILED) from None
+        raise Stop(str(error), GATE if error.code in REFUSALS else FAILED) from None
     except (ConfigError, ChainError) as error:
         raise Stop(str(error), USAGE) from None
     except ConnectionError as error:

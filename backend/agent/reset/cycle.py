@@ -37,8 +37,11 @@ VERIFY_S = 1.0
 
 
 @contextmanager
-def one_at_a_time(what: str, kind: str = "reset") -> Iterator[None]:
-    """Hold the host's lock of a kind. Raises Refused `KIND-running` naming who has it; a dead holder's lock is free."""
+def one_at_a_time(what: str, kind: str = "reset") -> Iterator[int]:
+    """Hold the host's lock of a kind. Raises Refused `KIND-running` naming who has it; a dead holder's lock is free.
+
+    Yields the open file: whoever inherits it holds the lock too.
+    """
     path = os.path.join(state_dir(), kind + ".lock")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -52,7 +55,7 @@ def one_at_a_time(what: str, kind: str = "reset") -> Iterator[None]:
             os.pwrite(fd, ("%s (process %d)" % (what, os.getpid())).encode("utf-8"), 0)
         except OSError:
             pass  # a full disk: the lock holds all the same
-        yield
+        yield fd
     finally:
         os.close(fd)
 
@@ -72,7 +75,7 @@ def main(machine: Machine, run_dir: str, options: Dict[str, Any]) -> int:
         with one_at_a_time("reset %s" % options.get("id", os.path.basename(run_dir))):
             return Cycle(machine, run_dir, options).run()
     except Refused as error:
-        _say(str(error))
+        say(str(error))
         return 4
     finally:
         ours.forget(mark)
@@ -215,7 +218,7 @@ class Cycle:
         problem = conclude(receipt, journal)
         text = word + (": %s" % reason if reason else "") + ("; %s" % problem if problem else "")
         journal.write("verdict", text, verdict=word, receipt=receipt.path, problem=problem)
-        _show(receipt, text)
+        show(receipt, text)
 
 
 def new_receipt(machine: Machine, receipt_id: str, kind: str) -> Receipt:
@@ -279,13 +282,14 @@ def verify(
     return receipt
 
 
-def _show(receipt: Receipt, text: str) -> None:
+def show(receipt: Receipt, text: str) -> None:
+    """Print the verdict of every GPU for the run's log."""
     lines = ["GPU %d: %s: %s" % (one.index, one.verdict, one.reason) for one in receipt.after]
     lines += ["  %s -> %s" % (one.command, one.action) for one in receipt.after if one.action]
-    _say("\n".join([*lines, text]))
+    say("\n".join([*lines, text]))
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Print for the run's log; a log that cannot be written stops nothing."""
     try:
         sys.stdout.write(text + "\n")

@@ -34,7 +34,10 @@ def keep_begun(folder: str, receipt: Receipt) -> None:
 
 
 def recover(machine: Machine) -> List[str]:
-    """Make the receipt of every reset that ended without one. Returns their ids."""
+    """Make the receipt of every reset that ended without one. Returns their ids.
+
+    That of a GPU reset waits for the end of its nvidia-smi, and puts back what it had left changed.
+    """
     made = []
     for run in RunStore(machine).list():
         if run.stage != "reset" or run.state not in RUN_ENDED or receipts.stored(run.id):
@@ -44,14 +47,23 @@ def recover(machine: Machine) -> List[str]:
         if not events or events[-1]["kind"] == "verdict":
             continue  # it was refused before it began, or its receipt was pruned
         said = _receipt(machine, run, folder, events)
-        receipts.store(said)
         _end_torn_line(os.path.join(folder, receipts.JOURNAL))
         journal = receipts.Journal(folder, began_s_ago=events[-1]["at_s"])
-        journal.write("verdict", "%s: interrupted %s" % (UNKNOWN, said.interrupted), verdict=UNKNOWN,
-                      receipt=said.path, problem="")  # fmt: skip
+        if not said.gpu_reset or _settled(machine, said, events, journal, folder):
+            receipts.store(said)
+            journal.write("verdict", "%s: interrupted %s" % (UNKNOWN, said.interrupted), verdict=UNKNOWN,
+                          receipt=said.path, problem="")  # fmt: skip
+            made.append(run.id)
         journal.close()
-        made.append(run.id)
     return made
+
+
+def _settled(
+    machine: Machine, said: Receipt, events: List[Dict[str, Any]], journal: receipts.Journal, folder: str
+) -> bool:
+    from backend.agent.reset.gpureset.recovery import settle  # whose cycle keeps its beginning by this module
+
+    return settle(machine, said, events, journal, folder)
 
 
 def _events(folder: str) -> List[Dict[str, Any]]:

@@ -51,6 +51,8 @@ class Watch:
     def _start(self) -> DriverChild:
         child = DriverChild(self._make_driver, skip=self.unknown)
         child.start()
+        if child.ended:
+            self.inventory = Inventory(problem=child.ended)
         child.ask("open")
         if self._listens:
             child.listen()

@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 from backend.agent.kernelgpus import foreign, written
 from backend.agent.reset.finding import FAIL, WARN, Finding
+from backend.agent.reset.gpureset.faults import INCURABLE_XIDS
 from backend.agent.reset.rules.case import Case
 from backend.agent.reset.rules.memory import ACTIONS
 from backend.agent.reset.xids.settled import Settled
@@ -70,6 +71,8 @@ def _weigh_error(one: Sighting, recovered: bool, known: Settled) -> None:
         return
     if recovered:
         one.lighten("the driver asks for nothing any more since")
+    elif known.by_gpu_reset(one) and one.said.number not in INCURABLE_XIDS:
+        one.lighten("the GPU was reset since")
     elif one.said.bus and known.by_reset(one, written(one.said.bus)):
         one.level, one.why = INFO, "an earlier reset caused it"
 
