@@ -12,6 +12,7 @@ import pytest
 from backend.agent import driverhold, procfs
 from backend.agent.reset import clearance, receipt
 from backend.agent.reset.gpureset import persistence
+from backend.agent.reset.gpureset import smi as nvidia_smi
 from backend.agent.reset.gpureset.ops import op_plan, prepare_start
 from backend.agent.reset.ops import op_receipts_get, op_receipts_list
 from backend.agent.reset.receipt import Journal
@@ -19,7 +20,7 @@ from backend.agent.runs import RunStore
 from backend.wire import CLEAN, RUN_ENDED, UNKNOWN, Refused, Run, plain
 from tests import smi
 from tests.resetting import Bench
-from tests.test_gpu_reset import ASKS, FINE, ROOT, calls
+from tests.test_gpu_reset import ASKS, FINE, ROOT, calls, reset
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -123,3 +124,18 @@ def test_a_reset_that_is_told_to_stop_finishes_all_the_same(bench: Bench) -> Non
     go_on(bench)
     until(lambda: (now := store.get(run.id)) and now.state in RUN_ENDED, 30)
     assert receipt.load("gpu-reset-1").gpu_reset["outcome"] == "done"
+
+
+def test_an_nvidia_smi_that_does_not_end_is_left_alone_and_keeps_the_host(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia_smi, "RESET_S", 0.3)
+    bench.set(smi={"hold": True})
+    rc, said = reset(bench)
+    assert (rc, said.verdict, said.gpu_reset["outcome"]) == (1, UNKNOWN, "has not ended")
+    assert {one.verdict for one in said.after} == {UNKNOWN} and "reboot" in said.after[0].action
+    assert driverhold.held()
+    assert ON not in calls(bench), "the mode of a GPU in the middle of a reset is not touched"
+    go_on(bench)
+    until(lambda: not driverhold.held())
+    until(lambda: all(one.poll() is not None for one in nvidia_smi._left))

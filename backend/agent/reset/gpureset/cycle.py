@@ -26,7 +26,7 @@ from backend.agent.reset.gpureset.persistence import KIND, OUTPUT, Persistence
 from backend.agent.reset.interrupted import BEGUN
 from backend.agent.reset.receipt import Journal, store
 from backend.agent.seam import Machine
-from backend.wire import CLEAN, UNHEALTHY, UNKNOWN, VERDICTS, Refused
+from backend.wire import CLEAN, UNHEALTHY, UNKNOWN, VERDICTS, GpuVerdict, Refused
 
 LET_GO_S = 15.0
 """How long ours may take to close the driver: they look every half second, and one that opens it takes longest."""
@@ -163,6 +163,8 @@ class GpuReset:
         receipt, options = self._receipt, self._options
         receipt.verdict, receipt.interrupted = UNKNOWN, UNVERIFIED
         store(receipt)  # the verification weighs what was before this reset less, and a kill here leaves it told
+        if receipt.gpu_reset["outcome"] == HANGS:
+            return self._give_up()
         self._journal.write("phase", "verifying every GPU")
         tested = bool(options.get("cuda_test", True))
         checked = verify(
@@ -178,6 +180,16 @@ class GpuReset:
                    key=VERDICTS.index)  # fmt: skip
         self._finish(word, "")
         return 0 if verdict.passes(word, bool(options.get("accept_limited"))) else 1
+
+    def _give_up(self) -> int:
+        """End without a verification: an nvidia-smi that has not ended keeps the driver and the locks."""
+        text = "nvidia-smi has not ended within %.0f s, and is left alone" % smi.RESET_S
+        receipt = self._receipt
+        receipt.after = [GpuVerdict(one.index, one.uuid, UNKNOWN, text, NEXT, "ps -C nvidia-smi -o pid,stat,wchan,args")
+                         for one in receipt.before]  # fmt: skip
+        receipt.interrupted = ""
+        self._finish(UNKNOWN, text)
+        return 1
 
     def _judge_outcome(self, seen: Examined) -> str:
         """Put a reset that did not succeed into the verdict of its GPUs, and return the worst that it makes them."""

@@ -23,6 +23,8 @@ RESET_S = 120.0
 """Facts: reset, section 7."""
 
 OUTPUT_MOST = 4000
+_left: List["subprocess.Popen[bytes]"] = []
+"""Those that have not ended in their time: kept, so that Python reaps them in peace."""
 
 
 class Said(NamedTuple):
@@ -52,6 +54,7 @@ def call(argv: Sequence[str], limit_s: float, output: str, inherited: Tuple[int,
         rc: Optional[int] = child.wait(limit_s)
     except subprocess.TimeoutExpired:
         rc = None
+        _left.append(child)
     with open(output, "rb") as file:
         file.seek(began)
         text = file.read(OUTPUT_MOST).decode("utf-8", "replace")
