@@ -92,6 +92,43 @@ def test_large_folders_come_in_parts_that_fit_a_message(tmp_path: Path) -> None:
     assert seen == wanted
 
 
+def pages(path: Path, since: float = 0.0) -> list[dict[str, Any]]:
+    found = [list_shards(str(path), 0, since)]
+    while found[-1]["next"] is not None:
+        found.append(list_shards(str(path), found[-1]["next"], since))
+    return found
+
+
+def test_the_pages_of_a_growing_folder_are_of_one_moment_and_it_is_sorted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "MAX_LISTED_BYTES", 400)
+    for number in range(9):
+        (tmp_path / f"data_{number}.ckpt").touch()
+    first = list_shards(str(tmp_path))
+    (tmp_path / "data_0 (1).ckpt").touch()  # would be third, and move what follows
+    (tmp_path / "data_8.ckpt").unlink()
+    monkeypatch.setattr(listing.os, "scandir", None)
+    rest = list_shards(str(tmp_path), first["next"])
+    while rest["next"] is not None:
+        first["entries"] += rest["entries"]
+        rest = list_shards(str(tmp_path), rest["next"])
+    assert [entry["name"] for entry in first["entries"] + rest["entries"]] == [f"data_{i}.ckpt" for i in range(8)]
+    assert listing._kept == []
+
+
+def test_what_is_new_in_a_large_folder_is_found_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "MAX_ENTRIES", 3)
+    for number in range(20):
+        (tmp_path / f"data_{number}.ckpt").touch()
+        os.utime(tmp_path / f"data_{number}.ckpt", (1000, 2000 if number in (4, 11, 12, 17) else 1000))
+    (tmp_path / "data_20.ckpt").symlink_to("nowhere")
+    found = pages(tmp_path, since=1500.0)
+    assert [len(page["entries"]) for page in found] == [3, 2] and found[0]["total"] == 21
+    names = [entry["name"] for page in found for entry in page["entries"]]
+    assert names == [f"data_{number}.ckpt" for number in (4, 11, 12, 17, 20)]
+
+
 def test_a_folder_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "MAX_SEEN", 5)
     for number in range(9):

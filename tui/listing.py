@@ -114,10 +114,14 @@ class Listing:
                 changed = self.tree.grow("", await self._ask(""))
             known = self.tree.folders.get(name)
             since = max(1.0, known.newest_at - OVERLAP_S) if known and known.newest_at else 0.0
-            listing = await self._ask(name, 0, since)
-            if known is None:
-                self.tree.take(name, listing)
-            changed = self.tree.grow(name, listing) or known is None or changed
+            offset: int | None = 0
+            while offset is not None and not self._over:
+                listing = await self._ask(name, offset, since)
+                if name not in self.tree.folders:
+                    self.tree.take(name, listing)
+                    changed = True
+                changed = self.tree.grow(name, listing) or changed
+                offset = listing.get("next")
             if changed and not self._over:
                 self._shown.listed()
         finally:

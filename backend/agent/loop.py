@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Protocol, Set
 
 from backend.agent import ours, procfs
 from backend.agent.flight.place import RecorderKeeper
+from backend.agent.kept import Kept
 from backend.agent.ops import TABLE, Context
 from backend.agent.paths import homeless
 from backend.agent.relay import RunsSource
@@ -59,7 +60,8 @@ class Loop:
         self._workers = Workers()
         telemetry = TelemetrySource(machine)
         self._sources: List[Source] = [telemetry, XidSource(machine, telemetry), RunsSource(store), self._workers]
-        self._sources.append(RecorderKeeper(machine, store))
+        self._kept = Kept(lambda op, args: TABLE[op].call(self._context, args))
+        self._sources += [RecorderKeeper(machine, store), self._kept]
 
     def run(self) -> int:
         """Serve. Returns 0 when the input ends, which is how the console, or its connection, says goodbye."""
@@ -142,6 +144,8 @@ class Loop:
             if operation is None:
                 raise Refused("no-such-op", "this agent has no operation `%s`" % message.get("op"))
             args = message.get("args") or {}
+            if operation.kept and self._kept.ask(number, operation.deadline_s, str(message["op"]), args):
+                return
             if operation.deadline_s:
                 self._workers.start(number, operation.deadline_s, lambda: operation.call(self._context, args))
             else:

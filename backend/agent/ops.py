@@ -21,10 +21,14 @@ class Context(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """How an operation is called. With a deadline (seconds) it runs in a worker; without, in the loop, at once."""
+    """How an operation is called. With a deadline (seconds) it runs in a worker; without, in the loop, at once.
+
+    `kept` ones are asked again and again, and run in the worker that is kept; they must not use the context.
+    """
 
     call: Callable[[Context, Dict[str, Any]], Any]
     deadline_s: float = 0.0
+    kept: bool = False
 
 
 def want(args: Dict[str, Any], name: str, kind: Type[T]) -> T:
@@ -246,9 +250,9 @@ TABLE: Dict[str, Operation] = {
     "baseline.show": Operation(_reset("op_baseline_show"), 20.0),
     "receipts.list": Operation(_reset("op_receipts_list"), 20.0),
     "receipts.get": Operation(_reset("op_receipts_get"), 20.0),
-    "shards.list": Operation(_shards_list, 20.0),
-    "shards.lengths": Operation(_shards_lengths, 60.0),
-    "shards.show": Operation(_shards_show, 60.0),
+    "shards.list": Operation(_shards_list, 20.0, kept=True),
+    "shards.lengths": Operation(_shards_lengths, 60.0, kept=True),
+    "shards.show": Operation(_shards_show, 60.0, kept=True),
     "shards.scan": Operation(_shards_scan, 900.0),
     "shards.repair": Operation(_shards_repair, 900.0),
     "audits.get": Operation(_audits_get, 20.0),

@@ -108,18 +108,28 @@ class Workers:
 def _work(job: _Job, writer: int) -> None:
     """Do the work in the child and leave without running anything of the parent's."""
     try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        try:
-            answer = encode(reply(job.number, job.work()))
-        except WireError as error:
-            answer = encode(refusal(job.number, Refused("too-large", str(error), "ask for less at a time")))
-        except Exception as error:  # the reason goes to whoever asked
-            answer = encode(refusal(job.number, error))
+        enter_child()
+        answer = answer_of(job.number, job.work)
         while answer:
             answer = answer[os.write(writer, answer) :]
     finally:
         os._exit(0)
+
+
+def enter_child() -> None:
+    """Make the process that was just forked a worker: it ends with the agent, and cannot speak in its place."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+def answer_of(number: Any, work: Callable[[], Any]) -> bytes:
+    """Do the work and return the line that replies to request `number`, a refusal where it fails."""
+    try:
+        return encode(reply(number, work()))
+    except WireError as error:
+        return encode(refusal(number, Refused("too-large", str(error), "ask for less at a time")))
+    except Exception as error:  # the reason goes to whoever asked
+        return encode(refusal(number, error))

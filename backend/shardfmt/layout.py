@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import List, Optional, Tuple, Union
+from typing import Optional, Tuple
 
 GROUP = 2000
 """Samples a folder (SpecForge's own writer; its reader walks the tree and reads no meaning into names)."""
@@ -27,6 +27,7 @@ _SHARD = re.compile(r"(?:data_%s\.(?:pt|ckpt|ckpt\.gz)|hs_%s\.safetensors)" % (_
 _ROWS = re.compile(r"rows_%s-%s" % (_NUMBER, _NUMBER))
 _TENSOR_FILE = re.compile(r"[^.~][^~]*\.(?:pt|pth|ckpt|safetensors|ckpt\.gz)")
 _LEFTOVER = re.compile(r".*(?:\.tmp|\.part|\.lock|\.incomplete|~)|\..*")
+_DIGITS = re.compile(r"[0-9]+")
 _OURS = re.compile(r"\.data_%s\.(?:pt|ckpt)\.tmp" % _NUMBER)
 
 
@@ -79,7 +80,12 @@ def file_kind(name: str) -> str:
     return "leftover" if _LEFTOVER.fullmatch(name) else "other"
 
 
-def natural_key(name: str) -> Tuple[List[Tuple[int, Union[int, str]]], str]:
+def natural_key(name: str) -> Tuple[str, str]:
     """Return a sort key that reads digits as numbers, so that data_10 follows data_9."""
-    parts = re.split(r"([0-9]+)", name)
-    return [(0, int(part)) if part[0] in "0123456789" else (1, part.lower()) for part in parts if part], name
+    return _DIGITS.sub(_by_length, name.lower()), name
+
+
+def _by_length(digits: "re.Match[str]") -> str:
+    """Return what sorts as the number does: how many digits it has, as a control character, and these."""
+    number = digits.group().lstrip("0")
+    return chr(len(number)) + number

@@ -8,7 +8,6 @@ from backend.agent.shards.describe import describe
 from backend.agent.shards.findings import ERROR, INFO
 from backend.agent.shards.report import Report
 from backend.agent.shards.source import Source
-from backend.agent.shards.values.statistics import statistics
 
 
 def show(
@@ -37,10 +36,16 @@ def show(
     source = Source(path)
     try:
         report = describe(source, deep)
-        told = statistics(source, report, only, all_values) if values else None
+        told = _values(source, report, only, all_values) if values else None
         return dict(_result(source, report), statistics=told)
     finally:
         source.close()
+
+
+def _values(source: Source, report: Report, only: str, all_values: bool) -> Dict[str, Any]:
+    from backend.agent.shards.values.statistics import statistics  # half of all imports, and few ask for values
+
+    return statistics(source, report, only, all_values)
 
 
 def _result(source: Source, report: Report) -> Dict[str, Any]:
