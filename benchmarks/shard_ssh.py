@@ -163,7 +163,8 @@ class Ask:
             asked.append(self.show(fleet))
             time.sleep(SPACE_S - asked[0]["wall_ms"] / 1e3)
 
-        return {**asked[0], "cpu_ms": self.cost(way)["cpu_ms"] - idle["cpu_ms"]}
+        whole = self.cost(way)
+        return {**asked[0], "cpu_ms": whole["cpu_ms"] - idle["cpu_ms"]}
 
 
 def over_ssh(folder: Path, path: Path) -> dict[str, list[dict[str, float]]]:

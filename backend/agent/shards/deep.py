@@ -48,6 +48,8 @@ def _check_part(source: Source, report: Report, part: Part) -> None:
             first = at + where if found and first < 0 else first
             zero_pages += found
         at += size
+    if part.crc32 is not None:
+        report.sums.append((part.at, part.size_bytes, crc))
     changed = part.crc32 is not None and crc != part.crc32
     if changed:
         text = "%s (%s) does not have the checksum that was stored: its values changed after they were written"

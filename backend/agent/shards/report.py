@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from backend.agent.shards.findings import ERROR, Finding
 from backend.wire import printable
@@ -33,7 +33,7 @@ class Report:
     """Entries, values and findings of one file. See `show` for the fields of an entry.
 
     `parts` are its stored bytes; `content` is the Source that their offsets count in, where it is not the file
-    itself (gzip).
+    itself (gzip). `sums` are (offset, bytes, CRC-32) of what a deep look has summed.
     """
 
     def __init__(self, format_name: str = "") -> None:
@@ -43,6 +43,7 @@ class Report:
         self.findings: List[Finding] = []
         self.metadata: Dict[str, str] = {}
         self.parts: List[Part] = []
+        self.sums: List[Tuple[int, int, int]] = []
         self.content: Any = None
         self.tensors = 0
         self.logical_bytes = 0

@@ -46,8 +46,9 @@ class _Source(Source):
         return super().read(at, size)
 
 
-def look(path: str, deep: bool, tick: Callable[[], None], alike: Optional[Alike] = None) -> Look:
-    """Look at one file. `deep` reads all of it; `tick` is called now and then meanwhile; `alike` as in `describe`.
+def look(path: str, deep: bool, tick: Callable[[], None], alike: Optional[Alike] = None, numpy: Any = None) -> Look:
+    """Look at one file. `deep` reads all of it, with numpy where it is given; `tick` is called now and then meanwhile;
+    `alike` as in `describe`.
 
     Returns {format, notes: [[code, level, text]], tensors: [[key, dtype, shape]], ids, mask, rows, crc32}: `ids` is
     {key, tokens, hash, least, most} or None, `mask` {hash} or None, `rows` a hash of the last row of every state (empty
@@ -62,7 +63,7 @@ def look(path: str, deep: bool, tick: Callable[[], None], alike: Optional[Alike]
         found["notes"].append([refused.code, ERROR, str(refused)])
         return found
     try:
-        _look(source, deep, alike, found)
+        _look(source, deep, alike, numpy, found)
     except Refused as refused:
         found["notes"].append([refused.code, ERROR, str(refused)])
     except Unreadable as problem:  # a compressed stream, beyond what its description needed
@@ -72,7 +73,7 @@ def look(path: str, deep: bool, tick: Callable[[], None], alike: Optional[Alike]
     return found
 
 
-def _look(source: Source, deep: bool, alike: Optional[Alike], found: Look) -> None:
+def _look(source: Source, deep: bool, alike: Optional[Alike], numpy: Any, found: Look) -> None:
     report = describe(source, deep, alike)
     found["format"] = report.format
     _take(report, found)
@@ -85,8 +86,8 @@ def _look(source: Source, deep: bool, alike: Optional[Alike], found: Look) -> No
     if deep or content is source:  # of a compressed file the last rows cost all that lies before them
         _rows(content, states, entries, deep, found)
     if deep:
-        scan(content, states, found["notes"])
-        found["crc32"] = file_crc32(source)
+        scan(content, states, found["notes"], numpy)
+        found["crc32"] = file_crc32(source, report.sums)
 
 
 def is_state(key: str) -> bool:

@@ -27,6 +27,7 @@ from backend.agent.shards.audit.rules import Seen
 from backend.agent.shards.audit.said import Said
 from backend.agent.shards.audit.tell import Teller
 from backend.agent.shards.formats.alike import Alike
+from backend.agent.shards.values import withnumpy
 from backend.wire import SCHEMA, Refused
 
 OK, FAULTS, USAGE = 0, 1, 2
@@ -250,13 +251,13 @@ def _folder(path: str, roots: List[str]) -> str:
 
 
 def _worker(root: str, deep: bool) -> Callable[[Task, Callable[[], None]], Any]:
-    alike = Alike()
+    alike, numpy = Alike(), withnumpy.load() if deep else None
 
     def work(task: Task, tick: Callable[[], None]) -> Any:
         if task[0] == CORPUS and len(task) > 1:
             return corpus.read(task[1], task[6], tick)
         try:
-            return look(os.path.join(root, task[0]), deep, tick, alike)
+            return look(os.path.join(root, task[0]), deep, tick, alike, numpy)
         except MemoryError:
             return _unread("too-large", "looking at it needs more memory than there is")
         except Exception as error:  # a file must never end the audit of the others

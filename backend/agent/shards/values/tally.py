@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any, Dict, List, Optional
 
 from backend.agent.shards.values.numbers import FLOATS, decode, finite
@@ -50,7 +51,8 @@ class Tally:
         if other.low is not None:
             self.span(other.low, other.high)
         self.moments_add(other.moments, other.total, other.squares)
-        self.kept.extend(other.kept)
+        if self.wants():
+            self.kept.extend(other.kept)
 
     def told(self, numel: int) -> Dict[str, Any]:
         """Return the statistics. `norm` is the L2 norm of all `numel` elements, as the values counted make it."""
@@ -75,13 +77,12 @@ class Tally:
             return None
         low, high = float(min(self.kept)), float(max(self.kept))
         width = high - low
-        if not 0 < width < math.inf:
+        scale = BINS / width if width else 0.0
+        if not 0 < scale < math.inf:  # all are equal, or too near or too far from each other to be told apart
             return {"low": low, "high": high, "counts": [len(self.kept)]}
-        counts = [0] * (BINS + 1)
-        for value in self.kept:
-            counts[int((value - low) / width * BINS)] += 1
-        counts[BINS - 1] += counts.pop()  # the greatest itself
-        return {"low": low, "high": high, "counts": counts}
+        counts = Counter([int((value - low) * scale) for value in self.kept])
+        counts[BINS - 1] += counts.pop(BINS, 0)  # the greatest itself
+        return {"low": low, "high": high, "counts": [counts[number] for number in range(BINS)]}
 
 
 def count_plain(tally: Tally, dtype: str, data: bytes, row_bytes: int, picked: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Optional
+import os
+from typing import Any, Optional, Tuple
 
 from backend.agent.shards.values.numbers import EIGHT_BITS, FLOATS, INTEGERS, decode
 from backend.agent.shards.values.tally import KEPT_OF_PIECE, Tally
@@ -11,10 +12,26 @@ from backend.agent.shards.values.tally import KEPT_OF_PIECE, Tally
 
 def load() -> Optional[Any]:
     """Return numpy, or None where this Python has none (or one that does not start)."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # nothing here is work for its threads, which it starts at once
     try:
         return importlib.import_module("numpy")
     except Exception:  # a broken installation raises what it likes, and is no reason to tell nothing
         return None
+
+
+def first_bad(numpy: Any, data: bytes, dtype: str) -> int:
+    """Return the number of the first element that is NaN or infinite, or -1; of a type in `FLOATS`."""
+    words = numpy.frombuffer(data, "<u%d" % FLOATS[dtype].item_bytes)
+    infinite, sign = FLOATS[dtype].infinite, 1 << (8 * words.itemsize - 1)
+    top, least = _ends(words)
+    if max(top, least - sign) < infinite:
+        return -1
+    return int(numpy.flatnonzero((words & words.dtype.type(sign - 1)) >= infinite)[0])
+
+
+def _ends(words: Any) -> Tuple[int, int]:
+    """Return the greatest word as a signed and as an unsigned number: the most positive, the most negative."""
+    return int(words.view("<i%d" % words.itemsize).max()), int(words.max())
 
 
 class Counter:
@@ -41,7 +58,7 @@ class Counter:
         words = np.frombuffer(data, self._words)
         infinite, sign = FLOATS[self._dtype].infinite, 1 << (8 * words.itemsize - 1)
         self._zero_rows(words, row_bytes, sign - 1)
-        top, least = self._ends(words)
+        top, least = _ends(words)
         if max(top, least - sign) >= infinite:
             size = words & words.dtype.type(sign - 1)
             tally.nan += int((size > infinite).sum())
@@ -49,16 +66,12 @@ class Counter:
             words = words[size < infinite]
             if not words.size:
                 return
-            top, least = self._ends(words)
+            top, least = _ends(words)
         # Without a positive word the greatest value is the smallest magnitude, and so without a negative one.
         high = top if top >= 0 else int(words.min())
         low = least if least >= sign else int(words.min())
         tally.span(self._value(low), self._value(high))
         self._sample(words, picked)
-
-    def _ends(self, words: Any) -> Any:
-        """Return the greatest word as a signed and as an unsigned number: the most positive, the most negative."""
-        return int(words.view("<i%d" % words.itemsize).max()), int(words.max())
 
     def _value(self, word: int) -> float:
         return float(decode(self._dtype, word.to_bytes(FLOATS[self._dtype].item_bytes, "little"))[0])
