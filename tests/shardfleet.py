@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from backend.agent.nvml import NvmlDriver
 from backend.agent.ops import TABLE, Context
 from backend.agent.seam import DeviceTable, Machine
-from backend.wire import MAX_LINE_BYTES, decode, encode, reply
+from backend.wire import MAX_LINE_BYTES, RUN_LIVE, decode, encode, reply
 from tests.fakefleet import FakeFleet, config, make_run
 
 if TYPE_CHECKING:
@@ -65,11 +65,14 @@ class ShardFleet(FakeFleet):
         return self._answer("audit_result", host, run_id, value=lambda: self.results[run_id]["summary"])
 
     def audit_faults(self, host: str, run_id: str, offset: int = 0, code: str = "") -> Future[dict[str, Any]]:
-        """Answer with a page of a hundred of the findings that the test set."""
+        """Answer with a page of a hundred of the findings that the test set: `found` while it runs, then `list`."""
 
         def page() -> dict[str, Any]:
-            found = [fault for fault in self.results[run_id]["list"] if not code or fault["code"] == code]
+            live = self.hosts[host].runs[run_id].state in RUN_LIVE
+            known = self.results.get(run_id, {}).get("found" if live else "list", [])
+            found = [fault for fault in known if not code or fault["code"] == code]
             end = offset + 100
-            return {"faults": found[offset:end], "next": end if end < len(found) else None}
+            at = min(end, len(found))
+            return {"faults": found[offset:end], "next": end if end < len(found) else None, "at": at, "live": live}
 
         return self._answer("audit_faults", host, run_id, offset, value=page)

@@ -127,6 +127,37 @@ def test_findings_come_in_pages_that_fit_a_message(tmp_path: Path) -> None:
         assert len(seen) == total == len({fault["sample"] for fault in seen}) and pages > 1
 
 
+def test_what_is_found_so_far_is_told_as_it_comes(tmp_path: Path) -> None:
+    found, faults = results.Found(str(tmp_path)), Faults()
+    assert results.page(str(tmp_path), 0, "") == {"faults": [], "next": None, "at": 0, "live": True}
+    faults.add("truncated", "cut", "data_1.ckpt", 1)
+    found.add(faults)
+    first = results.page(str(tmp_path), 0, "")
+    assert [fault["sample"] for fault in first["faults"]] == [1] and first["live"] and first["next"] is None
+    found.add(faults)
+    with (tmp_path / results.FOUND_NAME).open("ab") as file:
+        file.write(b'{"code": "torn')
+    again = results.page(str(tmp_path), first["at"], "")
+    assert len(again["faults"]) == 1 and results.page(str(tmp_path), again["at"], "")["faults"] == []
+    found.close()
+    results.write(str(tmp_path), {"files": 1}, faults)
+    assert not results.page(str(tmp_path), 0, "")["live"]
+
+
+def test_an_audit_tells_the_faults_of_settled_files_while_it_runs(
+    store: RunStore, shards: Path, tmp_path: Path
+) -> None:
+    young = write(shards, 6)
+    young.write_bytes(young.read_bytes()[:-1])  # may be being written
+    stage = configuration.Stage(kind="audit", folder=str(shards))
+    ask(store, "runs.start", spec=plain(build_spec("audit", stage, "audit-3")), requirements={})
+    assert ended(store, "audit-3").exit_code == 1
+    lines = (Path(store.folder("audit-3")) / results.FOUND_NAME).read_text().splitlines()
+    assert {json.loads(line)["path"] for line in lines} == {"rows_0-2000/data_5.ckpt"}
+    final = ask(store, "audits.faults", id="audit-3")
+    assert {fault["path"] for fault in final["faults"]} >= {"rows_0-2000/data_5.ckpt", "rows_0-2000/data_6.ckpt"}
+
+
 def test_time_left_is_by_files_where_no_tokens_are_counted() -> None:
     assert Progress(0.0, "running", samples_done=10, samples_total=30, samples_per_s=4.0).eta_s() == 5.0
     assert Progress(0.0, "running", samples_total=30).eta_s() is None

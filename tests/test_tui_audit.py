@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,12 +32,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(run: Path) -> dict[str, object]:
+def found(run: Path) -> dict[str, Any]:
     """Audit it for real, once."""
     return auditing.audit(run)
 
 
-def ended(run: Path, found: dict[str, object]) -> ShardFleet:
+def ended(run: Path, found: dict[str, Any]) -> ShardFleet:
     fleet = ShardFleet(str(run))
     audit = make_run(
         "audit-1", "audit", "exited", argv=["agent", "audit", str(run)], exit_code=1,
@@ -49,7 +49,7 @@ def ended(run: Path, found: dict[str, object]) -> ShardFleet:
 
 
 @pytest.mark.parametrize("size", [SMALL, *(pytest.param(size, marks=pytest.mark.slow) for size in (MIDDLE, LARGE))])
-async def test_a_fault_opens_its_file(run: Path, found: dict[str, object], size: tuple[int, int]) -> None:
+async def test_a_fault_opens_its_file(run: Path, found: dict[str, Any], size: tuple[int, int]) -> None:
     async with console(size, fleet=ended(run, found)) as shown:
         await shown.press("A")
         await shown.sees("2 FAULTS in 1 files of 4", "truncated", "missing-id", "data_2.ckpt", "everything")
@@ -71,7 +71,7 @@ async def test_a_fault_opens_its_file(run: Path, found: dict[str, object], size:
         await shown.shows(FleetScreen)
 
 
-async def test_an_audit_is_started_followed_and_its_end_is_shown(run: Path, found: dict[str, object]) -> None:
+async def test_an_audit_is_started_followed_and_its_end_is_shown(run: Path, found: dict[str, Any]) -> None:
     fleet = ShardFleet(str(run))
     async with console(SMALL, fleet=fleet) as shown:
         await shown.press("A")
@@ -88,9 +88,35 @@ async def test_an_audit_is_started_followed_and_its_end_is_shown(run: Path, foun
         await shown.sees("2 FAULTS in 1 files", "data_2.ckpt")
 
 
+async def test_faults_appear_while_it_runs_and_open_their_files(run: Path, found: dict[str, Any]) -> None:
+    fleet = ended(run, found)
+    runs = fleet.hosts["gpu-01"].runs
+    runs["audit-1"] = replace(runs["audit-1"], state="running", exit_code=None)
+    cut = next(fault for fault in found["list"] if fault["code"] == "truncated")
+    so_far = fleet.results["audit-1"]["found"] = []
+    async with console(SMALL, fleet=fleet) as shown:
+        await shown.press("A")
+        screen = shown.app.screen
+        assert isinstance(screen, AuditScreen)
+        await shown.sees("No fault so far")
+        so_far += [{**cut, "path": f"rows_0-2000/data_{number}.ckpt"} for number in range(150)]
+        await shown.sees("truncated", "data_0.ckpt")
+        so_far.append({**cut, "code": "sparse"})
+        await shown.until(lambda: len(screen.faults) == 151)
+        await shown.press("G")
+        await shown.sees("sparse", "data_2.ckpt")
+        await shown.press("enter")
+        await shown.sees("data_2.ckpt", "DAMAGED")
+        await shown.press("escape")
+        await shown.shows(AuditScreen)
+        runs["audit-1"] = replace(runs["audit-1"], state="exited", exit_code=1)
+        await shown.sees("2 FAULTS in 1 files of 4")
+        await shown.until(lambda: screen.faults == found["list"])
+
+
 @pytest.mark.slow
 async def test_many_faults_come_in_pages_and_only_those_in_sight_are_painted(
-    run: Path, found: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    run: Path, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = ended(run, found)
     fault = {"code": "truncated", "level": "error", "sample": None, "text": "cut"}
@@ -111,7 +137,7 @@ async def test_many_faults_come_in_pages_and_only_those_in_sight_are_painted(
         assert len(made) <= 3 * 24
 
 
-async def test_an_audit_without_a_result_says_why(run: Path, found: dict[str, object]) -> None:
+async def test_an_audit_without_a_result_says_why(run: Path, found: dict[str, Any]) -> None:
     from backend.wire import Refused
 
     fleet = ended(run, found)

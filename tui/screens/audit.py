@@ -47,6 +47,8 @@ class AuditScreen(Ticking):
         self.faults: list[dict[str, Any]] = []
         self.problem = ""
         self._asked = ""
+        self._told = 0
+        self._polling = False
 
     @property
     def host_name(self) -> str:
@@ -82,7 +84,7 @@ class AuditScreen(Ticking):
     def choose(self, run_id: str) -> None:
         """Show another audit."""
         self.run_id, self.code, self.problem, self._asked = run_id, "", "", ""
-        self.summary, self.faults = None, []
+        self.summary, self.faults, self._told = None, [], 0
         self._show()
         self.tick()
 
@@ -93,9 +95,13 @@ class AuditScreen(Ticking):
     # --- painting ---
 
     def tick(self) -> None:
-        """Paint the progress; once the audit has ended, ask what it found."""
+        """Paint the progress, and ask what was found: so far, and once the audit has ended."""
         run, width = self.run_shown(), self.size.width - 2
-        if run is not None and run.state not in RUN_LIVE and self._asked != run.id:
+        if run is not None and run.state in RUN_LIVE:
+            if not self._polling and len(self.faults) < MOST_FAULTS:
+                self._polling = True
+                self.console.work_on(self._fetch_found(run.id), "audit")
+        elif run is not None and self._asked != run.id:
             self._asked = run.id
             self.console.work_on(self._fetch(run.id, ""), "audit")
         rows: list[Row] = [BLANK, BLANK, BLANK]
@@ -112,12 +118,14 @@ class AuditScreen(Ticking):
         """Paint the lists from what is known."""
         kinds, faults = self.query_one("#kinds", RowList), self.query_one("#faults", RowList)
         found = bool(self.summary and (self.summary["faults"] or self.summary["remarks"]))
+        faults.choosing = found or (bool(self.faults) and self.summary is None)
         if kinds.display is not found:
-            kinds.display = faults.choosing = found
+            kinds.display = found
             self.call_after_refresh(self._show)  # the widths are others from then on
         width = max(20, faults.size.width - 1)
         if self.summary is not None and found:
             kinds.show(kind_rows(self.summary, self.code, KINDS_WIDTH))
+        if faults.choosing:
             faults.show(FaultRows(self.faults, width, coded=not self.code))
             self._say()
         else:
@@ -140,7 +148,9 @@ class AuditScreen(Ticking):
             text = f"No audit has run on this host. n audits {self.target}: every shard, and all of them together."
             return paragraph(text, width)
         if run.state in RUN_LIVE:
-            return paragraph("The faults are listed here when it has ended; it goes on when you leave.", width, "dim")
+            return paragraph(
+                "No fault so far. Each is listed here when it is found; the audit goes on when you leave.", width, "dim"
+            )
         return paragraph("Nothing was found." if self.summary else "reading what it found", width, "dim")
 
     # --- asking ---
@@ -152,7 +162,7 @@ class AuditScreen(Ticking):
             if self.summary is None:
                 summary = await answer(fleet.audit_result(self.host.name, run_id))
                 if run_id == self.run_id:
-                    self.summary = summary
+                    self.summary, self.faults = summary, []  # these were found so far; now comes what holds
             offset: int | None = 0
             while offset is not None and self._wanted(run_id, code) and len(self.faults) < MOST_FAULTS:
                 page = await answer(fleet.audit_faults(self.host.name, run_id, offset, code))
@@ -165,6 +175,20 @@ class AuditScreen(Ticking):
                 self.problem = str(error) or type(error).__name__
         if self._wanted(run_id, code):
             self._show()
+
+    async def _fetch_found(self, run_id: str) -> None:
+        """Fetch what a running audit has found since the last time, in the order in which it was found."""
+        try:
+            page = await answer(self.console.fleet.audit_faults(self.host.name, run_id, self._told))
+            if self._wanted(run_id, "") and page["live"] and self.summary is None:
+                self._told = page["at"]
+                if page["faults"]:
+                    self.faults = self.faults + page["faults"]
+                    self._show()
+        except Exception:
+            pass  # it has only just begun, or the connection has gone, which the title says: the next tick asks again
+        finally:
+            self._polling = False
 
     def _wanted(self, run_id: str, code: str) -> bool:
         return self.is_running and (run_id, code) == (self.run_id, self.code)
@@ -187,9 +211,10 @@ class AuditScreen(Ticking):
         """Open the file of a fault; of a kind, go to its faults."""
         if event.rows.id == "kinds":
             self.action_side("faults")
-        elif event.index < len(self.faults) and self.summary is not None:
-            inside = str(self.faults[event.index].get("path", ""))
-            self.app.push_screen(ShardScreen(self.host, str(self.summary["path"]), inside))
+        elif event.index < len(self.faults):
+            run, inside = self.run_shown(), str(self.faults[event.index].get("path", ""))
+            folder = str(self.summary["path"]) if self.summary is not None else audited(run) if run is not None else ""
+            self.app.push_screen(ShardScreen(self.host, folder, inside))
 
     def action_side(self, name: str) -> None:
         """Go to the kinds or to the faults."""

@@ -81,6 +81,7 @@ class Audit:
             raise Refused("bad-request", "--max-tokens must be a whole number above 0")
         self._quarantine = Quarantine(self._root, args.quarantine) if args.quarantine else None
         self._teller = Teller(args.json)
+        self._found = results.Found(os.environ.get(RUN_DIR_ENV, ""))
         self._stopped = 0
         self._rows: List[List[str]] = []
 
@@ -98,6 +99,7 @@ class Audit:
             seen = self._look(tree, cache, said)
         finally:
             cache.close(tree.files)
+            self._found.close()
         if self._stopped:
             self._teller.tell("stopping", "stopped; start it again to go on", force=True)
             return 128 + self._stopped
@@ -114,6 +116,8 @@ class Audit:
     def _look(self, tree: Tree, cache: Cache, said: Said) -> List[Seen]:
         known: Dict[str, Any] = {file.path: cache.get(file, self._args.deep) for file in tree.files}
         todo = [file for file in tree.files if known[file.path] is None]
+        for file in tree.files:
+            self._show(tree, file, known[file.path])
         self.looked_at = len(todo)
         self._teller.begin(len(tree.files), len(tree.files) - len(todo))
         tasks: List[Task] = self._corpus_task(said, cache) + [[file.path] for file in todo]
@@ -131,8 +135,18 @@ class Audit:
             else:
                 cache.put(file, answer)
             known[file.path] = answer
+            self._show(tree, file, answer)
             self._teller.looked(dict.fromkeys(worst(answer)))
         return [Seen(file, known[file.path]) for file in tree.files if known[file.path] is not None]
+
+    def _show(self, tree: Tree, file: File, answer: Optional[Dict[str, Any]]) -> None:
+        """Tell what was found in a file at once, but for what may turn out to be no fault of it."""
+        if answer is None or not answer["notes"] or file.path in tree.locked or file.young(time.time()):
+            return
+        own = Faults()
+        rules.own(Seen(file, answer), [], own)
+        own.all = [fault for fault in own.all if fault.code != "mask-empty"]  # the corpus may have such a mask
+        self._found.add(own)
 
     def _corpus_task(self, said: Said, cache: Cache) -> List[Task]:
         """Return the task that reads the corpus, unless it was read before and has not changed."""
