@@ -362,6 +362,41 @@ def make_plan(victims: int = 2) -> Plan:
     return Plan("d1", killed, spared, [], [], losses, "recorded 2026-12-01 14:02", 15.0, 60.0)
 
 
+def make_tree_plan() -> Plan:
+    """Make the plan of a host that serves and extracts: a supervisor, its server with eight ranks, a heir of one."""
+    ask, first = "SIGTERM, then SIGKILL", "SIGTERM first of all, SIGKILL last of all"
+    run = "belongs to run serve-1201-1142-8f3a"
+
+    def one(pid: int, ppid: int, command: str, reason: str, **more: Any) -> Process:
+        fields = {"method": ask, "age_s": 18720.0, "user": "root", "used_bytes": NOT_SUPPORTED, **more}
+        return Process(pid, pid, ppid=ppid, command=command, reason=reason, **fields)
+
+    ranks = [
+        one(41210 + gpu, 41205, f"sglang::scheduler_TP{gpu}", f"{run}", gpus=[gpu], used_bytes=Reading(93 * GIB),
+            pinned_bytes=30 * GIB) for gpu in range(8)
+    ]  # fmt: skip
+    victims = [
+        one(41200, 1, "python3 eightzeros-agent supervise serve-1201-1142-8f3a", "supervises run serve-1201-1142-8f3a",
+            method=first),
+        one(41205, 41200, SERVER, run),
+        *ranks,
+        one(41301, 41213, "python3 -c from multiprocessing.spawn import spawn_main", "started by victim 41213"),
+        one(52017, 1, "python3 notebook.py --device 5", "holds memory of GPU 5, for which the driver names process"
+            " 51990, which holds no file of it", gpus=[5], user="mira", age_s=340.0),
+    ]  # fmt: skip
+    spared = [
+        one(911, 1, "/usr/bin/nvidia-persistenced --user nvpd", "the driver's persistence daemon; has 3 open files of"
+            " GPU minor 0", gpus=list(range(8)), method=""),
+        one(60733, 60700, "nvitop", "a monitor: no context; has 3 open files of GPU minor 0", user="mira", method=""),
+    ]  # fmt: skip
+    losses = [
+        "5 h 12 min of run serve-1201-1142-8f3a (serve)",
+        "2 h 14 min of run extract-1201-1309-41c2 (extract), which asks a server that is killed, 3 uncommitted samples",
+    ]
+    unseen = ["12 processes of other users could not be looked into"]
+    return Plan("d2", victims, spared, [], unseen, losses, "recorded 2026-12-01 14:02", 15.0, 75.0)
+
+
 def make_receipt(host: str, verdict: str = CLEAN, kind: str = "reset", **bad: Any) -> Receipt:
     """Make a receipt for eight GPUs; `bad` replaces fields of GPU 3's verdict."""
     after = [

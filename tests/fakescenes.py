@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from backend.fleet import HostKey, LinkState, LinkStatus
 from backend.wire import GIB, MIB, NOT_CLEAN, NOT_SUPPORTED, Gate, GpuSample, Holder, Reading, failed
-from tests.fakefleet import FakeFleet, config, feed, make_plan, make_progress, make_receipt, make_run
+from tests.fakefleet import FakeFleet, config, feed, make_plan, make_progress, make_receipt, make_run, make_tree_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +28,7 @@ def scene_fleet(name: str) -> Iterator[FakeFleet]:
     {
         "mixed": _mixed,
         "first": _first,
+        "reset-plan": _plan,
         "reset-running": _running,
         "reset-clean": _clean,
         "reset-not-clean": _not_clean,
@@ -104,10 +105,15 @@ def _first(fleet: FakeFleet) -> None:
     feed(host, 201, busy=False)
 
 
+def _plan(fleet: FakeFleet) -> None:
+    fleet.plan = make_tree_plan()
+
+
 def _steps(fleet: FakeFleet) -> None:
     pids = (41210, 41211)
     for at_s, kind, text, data in (
         (0.0, "phase", "looking at the host", {}),
+        *((0.1, "memory", "", {"gpu": gpu, "used_bytes": int(93.3 * GIB)}) for gpu in range(8)),
         (0.2, "phase", "stopping 2 processes, 15 s of grace", {}),
         *((0.3, "signal", f"SIGTERM to {pid}", {"pid": pid, "signal": "SIGTERM", "errno": 0}) for pid in pids),
         (1.9, "gone", "process 41211 is gone", {"pid": 41211}),

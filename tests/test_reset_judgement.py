@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 import json
 from dataclasses import replace
 from typing import Any
@@ -11,10 +14,11 @@ import pytest
 from backend.agent.reset import baseline, health, verdict
 from backend.agent.reset.clearance import GpuState
 from backend.agent.reset.finding import WARN, Finding
-from backend.agent.reset.plan import digest, hours
+from backend.agent.reset.losses import hours, losses
+from backend.agent.reset.plan import digest
 from backend.agent.reset.protect import protected
 from backend.agent.reset.rules.case import Case, Readings
-from backend.wire import (
+from backend.wire import (, Process, Progress, Run
     CLEAN,
     LIMITED,
     MIB,
@@ -127,3 +131,22 @@ def test_the_digest_is_of_who_would_be_killed_and_how() -> None:
 @pytest.mark.parametrize(("seconds", "said"), [(40, "40 s"), (720, "12 min"), (18720, "5 h 12 min")])
 def test_durations_are_said_as_an_operator_says_them(seconds: float, said: str) -> None:
     assert hours(seconds) == said
+
+
+@pytest.mark.parametrize(("host", "state", "listener", "lost"), [
+    ("127.0.0.1", "running", True, True),
+    ("127.0.0.1", "exited", True, False),
+    ("127.0.0.1", "running", False, False),
+    ("gpu-09.cluster", "running", True, False),
+])  # fmt: skip
+def test_an_extraction_whose_server_is_killed_loses_what_it_has_not_committed(
+    host: str, state: str, listener: bool, lost: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        argv = ["python3", "extractor", "--server", f"http://{host}:{server.getsockname()[1]}", "--drain", "9"]
+        run = Run("extract-1", "extract", state, argv=argv, started_at=time.time() - 7500,
+                  progress=Progress(time.time(), "running", samples_in_flight=3))  # fmt: skip
+        victim = Process(os.getpid() if listener else os.getppid(), 1, run_id="serve-1")
+        said = losses({}, [victim], [run])
+    wanted = "2 h 05 min of run extract-1 (extract), 3 uncommitted samples, which asks a server that is killed"
+    assert said == ([wanted] if lost else [])

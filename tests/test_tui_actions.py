@@ -18,8 +18,10 @@ from tui.screens.fleet import FleetScreen
 async def test_reset_shows_its_plan_and_the_focus_is_on_cancel(by: str) -> None:
     async with console() as shown:
         await (shown.press("R") if by == "key" else shown.pilot.click("#do-reset"))
-        await shown.sees("KILLS 2 processes", "LOSES", "SPARES 1", "Kill 2 and verify")
+        await shown.sees("KILLS 2 processes", "LOSES", "kills 2 · spares 1", "Kill 2 and verify")
         assert shown.app.focused.id == "cancel"
+        await shown.press("end")
+        await shown.sees("SPARES 1", "a daemon of the driver", "baseline recorded")
         await shown.press("enter")
         await shown.shows(FleetScreen)
         assert not shown.asked("start_reset")
@@ -40,6 +42,18 @@ async def test_a_confirmed_reset_runs_to_its_verdict(by: str) -> None:
         await shown.sees("CLEAN", "╭─╮", "MiB above the recorded baseline", "reset-1.json")
         await shown.press("escape")
         await shown.sees("CLEAN 0 0 0 0 0 0 0 0")
+
+
+async def test_four_keys_lead_from_the_wall_to_a_finished_reset() -> None:
+    async with console() as shown:
+        shown.fleet.on_reset = lambda host: shown.fleet.end_reset(host, make_receipt("gpu-01"))
+        pressed = 0
+        for key, then in (("R", "Kill 2 and verify"), ("right", "Kill 2"), ("enter", "next: launch")):
+            await shown.press(key)
+            pressed += 1
+            await shown.sees(then)
+        assert pressed <= 4
+        await shown.sees("CLEAN", "reset-1.json")
 
 
 async def test_closing_the_dialog_leaves_the_reset_and_opening_it_finds_it() -> None:

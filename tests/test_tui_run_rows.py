@@ -25,7 +25,8 @@ from tests.rowtext import busy_fleet, styles, text
 from tui.shardtree import ShardTree
 from tui.widgets.histogram import histogram_rows
 from tui.widgets.launch_rows import gate_rows, passed
-from tui.widgets.reset_rows import gpu_list, plan_rows, running_rows, verdict_rows
+from tui.widgets.plan_rows import gpu_list, plan_rows
+from tui.widgets.reset_rows import running_rows, verdict_rows
 from tui.widgets.rows import row_width
 from tui.widgets.run_rows import progress_rows, rail_row, stage_states
 from tui.widgets.shard_rows import shard_rows, tree_row
@@ -129,7 +130,7 @@ def test_the_plan_names_everything_that_matters() -> None:
     plan.ghosts = [{"pid": 99, "gpu": 3, "used_bytes": 1}]
     plan.unseen = ["/proc/77/fd: permission denied"]
     shown = text(plan_rows(plan, 90))
-    for part in ("KILLS 2 processes", "41210  root", "373 GiB", "5 h 12 min", "0, 2, 4, 6", "TERM, 15 s, KILL",
+    for part in ("KILLS 2 processes", "41210      root", "373 GiB", "5 h 12 min", "0, 2, 4, 6", "TERM, 15 s, KILL",
                  "holds 4 GPUs",
                  "LOSES", "5 h 12 min of run serve-0412", "GHOSTS", "pid 99 on GPU 3", "COULD NOT BE READ",
                  "/proc/77/fd", "SPARES 1", "a daemon of the driver", "baseline recorded"):  # fmt: skip
@@ -160,7 +161,7 @@ def test_phases_have_durations_and_the_open_one_runs_on(fleet) -> None:
     assert text(rows[1:2]).split() == ["●", "stopping", "2.0", "s"]
     assert "SIGTERM to 41210" in text(rows)
     assert "612" in text(rows)
-    assert "900" not in text(rows)
+    assert "612 MiB of 900 MiB" in text(rows)
 
 
 def test_signals_are_told_by_kind_and_only_odd_errors_stand_out() -> None:

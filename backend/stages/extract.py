@@ -24,7 +24,8 @@ def extract_argv(stage: Stage) -> list[str]:
         argv += [f"--{key}", str(value)] if value else []
     if stage.engine != "sglang":
         return argv
-    for key in ("server", "staging", "concurrency"):
+    argv += ["--server", server_of(stage)]
+    for key in ("staging", "concurrency"):
         value = getattr(stage, key)
         argv += [f"--{key}", str(value)] if value else []
     argv += ["--retries", str(stage.retries)] if stage.retries is not None else []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from backend.wire import CLEAN, GIB, LIMITED, MIB, GpuVerdict, Plan, Process, Receipt
+from backend.wire import CLEAN, GIB, LIMITED, MIB, GpuVerdict, Plan, Receipt
 from tui.commands.gpureset import GpuResetOrder, gpu_reset_options, outcome_lines, reset_gpus
 from tui.commands.session import (
     FAILED,
@@ -20,24 +20,28 @@ from tui.commands.session import (
     pass_session,
     put_json,
 )
+from tui.widgets.process_tree import forest
 
 if TYPE_CHECKING:
     from backend.fleet import Fleet, HostState
+    from tui.widgets.process_tree import Branch
 
 
-def process_line(process: Process) -> str:
-    """Write a process of a plan as one line."""
+def process_line(branch: Branch) -> str:
+    """Write a process of a plan as one line, indented below the one that started it."""
+    process = branch.process
     used = process.used_bytes.number()
     size = f"{used / GIB:.1f} GiB" if used is not None else "-" if process.used_bytes.unsupported else "? GiB"
     where = f"gpu {','.join(map(str, process.gpus)) or '-':<8} {size:>10}"
     method = f" [{process.method}]" if process.method else ""
-    return f"  {process.pid:>8} {process.user:<10} {where}  {process.command[:70]}  {process.reason}{method}"
+    who = f"{'  ' * branch.depth}{process.pid:>8} {process.user:<10}"
+    return f"  {who} {where}  {process.command[:70]}  {process.reason}{method}"
 
 
 def plan_lines(plan: Plan) -> list[str]:
     """Write a plan as plain lines of text."""
-    lines = [f"victims: {len(plan.victims)}"] + [process_line(process) for process in plan.victims]
-    lines += [f"spared: {len(plan.spared)}"] + [process_line(process) for process in plan.spared]
+    lines = [f"victims: {len(plan.victims)}"] + [process_line(one) for one in forest(plan.victims)]
+    lines += [f"spared: {len(plan.spared)}"] + [process_line(one) for one in forest(plan.spared)]
     lines += [
         f"  ghost: pid {ghost.get('pid')} is named on GPU {ghost.get('gpu')} and is not there" for ghost in plan.ghosts
     ]

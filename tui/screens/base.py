@@ -57,6 +57,10 @@ class Dialog(ModalScreen[None]):
         ("right", "app.focus_next", "Next"),
         ("up,k", "scroll_body(-1)", "Up"),
         ("down,j", "scroll_body(1)", "Down"),
+        ("pageup", "scroll_body(-10)", "Page up"),
+        ("pagedown", "scroll_body(10)", "Page down"),
+        ("home", "scroll_body(-1000000)", "First"),
+        ("end", "scroll_body(1000000)", "Last"),
     ]
     frame = 8  # rows of the dialog that are not the body
 

@@ -9,7 +9,8 @@ from backend.wire import RUN_LIVE
 from tui import format
 from tui.screens.base import Dialog, answer
 from tui.widgets.buttons import ActionButton
-from tui.widgets.reset_rows import plan_rows, running_rows, verdict_rows
+from tui.widgets.plan_rows import plan_rows, plan_summary
+from tui.widgets.reset_rows import running_rows, verdict_rows
 from tui.widgets.rows import clean
 
 if TYPE_CHECKING:
@@ -74,10 +75,9 @@ class ResetDialog(Dialog):
             return
         count = len(plan.victims)
         hint = f"up to {format.duration(plan.deadline_s)}; memory above baseline after that is NOT CLEAN"
+        title = (*self._title("Reset"), ("dim", f"   {plan_summary(plan)}"))
         self.show(
-            self._title("Reset"),
-            plan_rows(plan, self.text_width),
-            hint if count else "verify reads every GPU and kills nothing",
+            title, plan_rows(plan, self.text_width), hint if count else "verify reads every GPU and kills nothing"
         )
         go = self.query_one("#go", ActionButton)
         go.name_it(f"Kill {count} and verify" if count else "Verify")
@@ -152,7 +152,7 @@ class ResetDialog(Dialog):
     def _show_verdict(self, receipt: Receipt) -> None:
         self._enter(VERDICT)
         self.body.styles.height = 1
-        title = "Verified" if receipt.kind == "verify" else "Reset of"
+        title = {"verify": "Verified", "gpu-reset": "Reset by the driver of"}.get(receipt.kind, "Reset of")
         self.show(self._title(title), verdict_rows(receipt, self.text_width))
         self.body.scroll_to(y=0, animate=False)
 

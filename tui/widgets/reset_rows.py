@@ -1,4 +1,4 @@
-"""A reset as rows: whom it would kill, what it does right now, and the verdict."""
+"""A reset as rows: what it does right now, and the verdict."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import errno
 import itertools
 from typing import TYPE_CHECKING
 
-from backend.wire import CLEAN
+from backend.wire import CLEAN, VERDICTS
 from tui import format
 from tui.widgets.host_rows import VERDICT_LEVELS, above_baseline
-from tui.widgets.rows import BLANK, clean, fit, pad, paragraph, right, row_width, spread, wrap
+from tui.widgets.memory_rows import memory_rows
+from tui.widgets.plan_rows import gpu_list, process_rows, section
+from tui.widgets.rows import BLANK, clean, pad, paragraph, right, row_width, spread, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from backend.fleet import ResetState
-    from backend.wire import GpuVerdict, Plan, Process, Receipt, ResetEvent
+    from backend.wire import GpuVerdict, Receipt, ResetEvent
     from tui.widgets.rows import Row
 
 BIG = {
@@ -30,76 +30,8 @@ EVENT_STYLES = {"note": "warn", "signal": "text", "verdict": "strong"}
 NBSP = "\u00a0"
 
 
-def gpu_list(gpus: list[int]) -> str:
-    """Write GPU numbers with runs joined: 0-3, 6."""
-    parts: list[list[int]] = []
-    for gpu in sorted(set(gpus)):
-        if parts and gpu == parts[-1][-1] + 1:
-            parts[-1].append(gpu)
-        else:
-            parts.append([gpu])
-    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts) or "-"
-
-
-def plan_rows(plan: Plan, width: int) -> list[Row]:
-    """Show whom a reset would kill and how, what is lost, who is spared and why, and what could not be seen."""
-    # What would be lost comes first: the list of processes may be longer than the window.
-    rows = _section("LOSES", "warn", plan.losses, width)[1:]
-    if plan.victims:
-        count = len(plan.victims)
-        rows += [BLANK] * bool(rows)
-        rows.append((("bad", f"KILLS {count} process{'es' * (count != 1)}"),))
-        rows.append((("faint", f"{'pid':>8}  {'user':<10}{'memory':>9}   {'age':<12} GPUs"),))
-        for victim in plan.victims:
-            rows += _victim(victim, width)
-    else:
-        rows.append((("ok", "NOTHING TO KILL"), ("text", "  no process holds a GPU of this host")))
-    ghosts = [
-        f"pid {ghost.get('pid')} on GPU {ghost.get('gpu')}: the driver names it, but it is not there"
-        for ghost in plan.ghosts
-    ]
-    rows += _section("GHOSTS", "unknown", ghosts, width)
-    rows += _section("COULD NOT BE READ", "unknown", plan.unseen, width)
-    if plan.spared:
-        rows += [BLANK, (("ok", f"SPARES {len(plan.spared)}"),)]
-        for process in plan.spared:
-            name = _name(process.command or process.exe)
-            who = ("text", f"{process.pid:>8}  {fit(clean(process.user), 10)}{name}")
-            rows.append(pad([who, ("dim", f"  {clean(process.reason)}")], width))
-    if plan.baseline:
-        rows += [BLANK, (("dim", f"baseline {clean(plan.baseline)}"),)]
-    return rows
-
-
-def _victim(victim: Process, width: int) -> list[Row]:
-    used = victim.used_bytes.number()
-    amount = format.size(used) if used is not None else "n/a" if victim.used_bytes.unsupported else "?"
-    age = format.duration(victim.age_s) if victim.age_s is not None else "?"
-    line = f"{victim.pid:>8}  {fit(clean(victim.user), 10)}{amount:>9}   {age:<12} {gpu_list(victim.gpus)}"
-    command = clean(victim.command or victim.exe)
-    why = " · ".join(filter(None, (clean(victim.reason), clean(victim.method))))
-    rows: list[Row] = [pad([("strong", line)], width)]
-    if row_width((("text", command + why),)) + 13 <= width:
-        return [*rows, (("text", f"{'':>10}{command}"), ("dim", f" · {why}"))]
-    return [*rows, pad([("text", f"{'':>10}{command}")], width), *paragraph(why, width, "dim", 10)]
-
-
-def _section(title: str, style: str, lines: Iterable[str], width: int) -> list[Row]:
-    found = list(lines)
-    if not found:
-        return []
-    rows: list[Row] = [BLANK, ((style, title),)]
-    for line in found:
-        rows += paragraph(line, width, "text", 2)
-    return rows
-
-
-def _name(command: str) -> str:
-    return clean(command).split(" ", 1)[0].rsplit("/", 1)[-1]
-
-
 def running_rows(state: ResetState, elapsed_s: float, width: int) -> list[Row]:
-    """Show the phases so far with their durations, and what happened in each; of the memory only the newest."""
+    """Show the steps so far with their durations and what happened in each, and below them each GPU's memory."""
     events = list(state.events)
     phases = [at for at, event in enumerate(events) if event.kind == "phase"]
     if not phases:
@@ -113,18 +45,17 @@ def running_rows(state: ResetState, elapsed_s: float, width: int) -> list[Row]:
         tail = [("accent" if open_ else "dim", format.duration(end_s - events[start].at_s))]
         rows.append(spread([mark, ("strong", clean(events[start].text))], tail, width))
         rows += _phase_rows(events[start + 1 : end], width)
-    return rows
+    return rows + memory_rows(events, width)
 
 
 def _phase_rows(events: list[ResetEvent], width: int) -> list[Row]:
     """Say what happened in a phase. Signals and ends are told by kind, not one a line: there may be dozens."""
     rows: list[Row] = []
     groups: dict[str, list[ResetEvent]] = {}
-    memory: dict[int, str] = {}
     for event in events:
-        if event.kind == "memory" and "gpu" in event.data:
-            memory[int(event.data["gpu"])] = format.size(float(event.data.get("used_bytes") or 0))
-        elif event.kind in ("signal", "gone") and "pid" in event.data and not _odd(event):
+        if event.kind == "memory":
+            continue  # drawn for all steps together
+        if event.kind in ("signal", "gone") and "pid" in event.data and not _odd(event):
             groups.setdefault(str(event.data.get("signal", "gone")), []).append(event)
         else:
             rows += _event_rows(event.at_s, EVENT_STYLES.get(event.kind, "dim"), event.text, width)
@@ -136,11 +67,6 @@ def _phase_rows(events: list[ResetEvent], width: int) -> list[Row]:
         told += _event_rows(
             members[-1].at_s, "text" if name != "gone" else "dim", f"{name} {len(members)}: {pids}", width
         )
-    if memory:
-        words = " · ".join(f"{gpu}:{NBSP}{amount.replace(' ', NBSP)}" for gpu, amount in sorted(memory.items()))
-        told += [
-            (("dim", f"{'' if number else 'GPU':>9}  {line}"),) for number, line in enumerate(wrap(words, width - 11))
-        ]
     return told + rows
 
 
@@ -162,24 +88,27 @@ def verdict_rows(receipt: Receipt, width: int) -> list[Row]:
     facts = [f"in {format.duration(total)}"] if total is not None else []
     if receipt.kind == "reset":
         facts.insert(0, f"killed {len(receipt.killed)}")
+    if receipt.gpu_reset:
+        gpus = gpu_list([int(one["index"]) for one in receipt.gpu_reset["gpus"]])
+        facts.insert(0, f"reset of GPU {gpus} by the driver: {receipt.gpu_reset['outcome'] or 'not begun'}")
     if receipt.virtual:
         facts.append("VIRTUAL GPUs")
     rows: list[Row] = [
         spread([(f"{level}-fill", f"  {receipt.verdict}  ")], [("dim", ", ".join(facts))], width),
         BLANK,
     ]
+    rows += [*paragraph(f"next: {next_step(receipt)}", width, "text"), BLANK]
     rows += big_numbers(receipt.after, width)
     bad = [gpu for gpu in receipt.after if gpu.verdict != CLEAN]
     for gpu in bad:
         rows += _gpu_verdict(gpu, width)
     if receipt.survivors:
         rows += [BLANK, (("bad", f"STILL THERE {len(receipt.survivors)}"),)]
-        for process in receipt.survivors:
-            rows += _victim(process, width)
-    rows += _section("COULD NOT BE READ", "unknown", receipt.unseen, width)
-    rows += _section("NOTES", "dim", receipt.notes, width)
+        rows += process_rows(receipt.survivors, width)
+    rows += section("COULD NOT BE READ", "unknown", receipt.unseen, width)
+    rows += section("NOTES", "dim", receipt.notes, width)
     steps = [
-        f"{name} {format.duration(value).replace(' ', NBSP)}"
+        f"{name} {format.duration(value)}".replace(" ", NBSP)
         for name, value in receipt.durations.items()
         if name != "total"
     ]
@@ -187,6 +116,19 @@ def verdict_rows(receipt: Receipt, width: int) -> list[Row]:
     if receipt.path:
         rows += paragraph(f"receipt {receipt.path}", width, "dim")
     return rows
+
+
+def next_step(receipt: Receipt) -> str:
+    """Say what the operator does next: what the worst finding asks for, or the next stage."""
+    if receipt.verdict == CLEAN:
+        return "launch the next stage (L)"
+    order = [receipt.verdict, *(word for word in VERDICTS if word != receipt.verdict)]
+    asked = [gpu for gpu in receipt.after if gpu.verdict != CLEAN and gpu.action]
+    asked.sort(key=lambda gpu: order.index(gpu.verdict) if gpu.verdict in order else len(order))
+    if asked:
+        return f"GPU {asked[0].index}: {asked[0].action}"
+    actions = [one["action"] for one in receipt.host_findings if one.get("action")]
+    return actions[0] if actions else "verify the host again (V)"
 
 
 def _gpu_verdict(gpu: GpuVerdict, width: int) -> list[Row]:

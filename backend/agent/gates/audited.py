@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from backend.agent.files import read_json
 from backend.agent.paths import state_dir
-from backend.agent.reset.plan import hours
+from backend.agent.reset.losses import hours
 from backend.agent.runs import RunStore
 from backend.agent.shards.audit.results import SUMMARY_NAME
 from backend.shardfmt import layout

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any, Dict, List
 
-from backend.agent.reset.plan import hours
+from backend.agent.reset.losses import hours
 from backend.agent.runs import RunStore
 from backend.wire import PIPELINE, RUN_LIVE, Gate, Run
 

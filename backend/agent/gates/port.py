@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Set
+from typing import Iterable, Set
 
 from backend.agent import procfs
 from backend.wire import Gate
@@ -36,6 +36,12 @@ def owner(number: int) -> str:
         if _holds(pid, wanted):
             return "process %d (%s)" % (pid, procfs.command(pid)[:80])
     return "a process of another user"
+
+
+def listens(number: int, pids: Iterable[int]) -> bool:
+    """Say whether one of these processes listens on a port."""
+    wanted = {"socket:[%d]" % inode for inode in _listening(number)}
+    return bool(wanted) and any(_holds(pid, wanted) for pid in pids)
 
 
 def _listening(number: int) -> Set[int]:

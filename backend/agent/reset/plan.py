@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional, Protocol, Set, Tuple
+from typing import Dict, Iterable, List, Optional, Protocol, Set, Tuple
 
 from backend.agent import ours as registry
 from backend.agent import procfs
@@ -22,6 +21,7 @@ from backend.agent.pidfd import Identity, identify
 from backend.agent.reset import baseline
 from backend.agent.reset.family import Family
 from backend.agent.reset.look import Look, holds_context
+from backend.agent.reset.losses import losses
 from backend.agent.reset.protect import protected
 from backend.wire import NOT_SUPPORTED, Plan, Process, Reading, Refused, Run, printable
 
@@ -44,6 +44,9 @@ class Runs(Protocol):
 
     def get(self, run_id: str) -> Optional[Run]:
         """Return a run."""
+
+    def list(self) -> Iterable[Run]:
+        """Return every run that the host holds."""
 
     def members(self, run_id: str) -> Set[Tuple[int, int]]:
         """Return (pid, start ticks) of its live processes, without its supervisor."""
@@ -99,7 +102,7 @@ def make_plan(seen: Look, runs: Runs, other_users: bool) -> Plan:
     _take_heirs(draft)
     _take_descendants(draft)
     _spare_rest(draft)
-    return _plan(draft)
+    return _plan(draft, runs)
 
 
 def _take_runs(draft: _Draft, runs: Runs) -> None:
@@ -158,7 +161,7 @@ def _spare_rest(draft: _Draft) -> None:
         draft.spared[pid] = (draft.spare_reason(pid) or text) + "; has " + holding.how()
 
 
-def _plan(draft: _Draft) -> Plan:
+def _plan(draft: _Draft, runs: Runs) -> Plan:
     victims = [one for one in (_describe(draft, pid) for pid in draft.victims) if one is not None]
     victims.sort(key=lambda one: (one.method != ASK_FIRST, draft.seen.family.depth(one.pid), one.pid))
     spared = [one for one in (_describe(draft, pid) for pid in sorted(draft.spared)) if one is not None]
@@ -166,7 +169,7 @@ def _plan(draft: _Draft) -> Plan:
     seen = draft.seen
     return Plan(
         digest=digest(victims), victims=victims, spared=spared, ghosts=seen.ghosts, unseen=_unseen(seen),
-        losses=_losses(draft, victims), baseline=baseline.in_words(baseline.load(), seen.inventory),
+        losses=losses(draft.runs, victims, runs.list()), baseline=baseline.in_words(baseline.load(), seen.inventory),
         grace_s=min(LONGEST_S, GRACE_S + GRACE_S_PER_GB * pinned_gb),
         deadline_s=min(LONGEST_S, max(DEADLINE_LEAST_S, DEADLINE_S + GRACE_S_PER_GB * pinned_gb)),
     )  # fmt: skip
@@ -246,26 +249,3 @@ def _unseen(seen: Look) -> List[str]:
         elif seen.occupancy[gpu.index][1].problem:
             said.append("GPU %d: its process lists: %s" % (gpu.index, seen.occupancy[gpu.index][1].problem))
     return said
-
-
-def _losses(draft: _Draft, victims: List[Process]) -> List[str]:
-    """Say what the kill would lose: hours of each run, samples that are not committed, time of other
-    victims."""
-    said = []
-    for name, run in sorted(draft.runs.items()):
-        text = "%s of run %s (%s)" % (hours(max(0.0, time.time() - run.started_at)), name, run.stage)
-        if run.progress is not None and run.progress.samples_in_flight:
-            text += ", %d uncommitted samples" % run.progress.samples_in_flight
-        said.append(text)
-    for one in victims:
-        if not one.run_id and one.gpus and one.age_s is not None:
-            said.append("%s of process %d (%s): %s" % (hours(one.age_s), one.pid, one.user, one.command[:60]))
-    return said
-
-
-def hours(seconds: float) -> str:
-    """Write a duration as the operator would say it: 40 s, 12 min, 5 h 12 min."""
-    if seconds < 100:
-        return "%.0f s" % seconds
-    minutes = int(seconds // 60)
-    return "%d h %02d min" % divmod(minutes, 60) if minutes >= 60 else "%d min" % minutes
