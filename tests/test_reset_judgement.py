@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from backend.agent.reset.losses import hours, losses
 from backend.agent.reset.plan import digest
 from backend.agent.reset.protect import protected
 from backend.agent.reset.rules.case import Case, Readings
-from backend.wire import (, Process, Progress, Run
+from backend.wire import (
     CLEAN,
     LIMITED,
     MIB,
@@ -30,7 +30,9 @@ from backend.wire import (, Process, Progress, Run
     GpuVerdict,
     Inventory,
     Process,
+    Progress,
     Reading,
+    Run,
     failed,
 )
 

@@ -9,7 +9,7 @@ import time
 import urllib.parse
 from typing import Dict, Iterable, Iterator, List, Sequence
 
-from backend.agent.gates import port
+from backend.agent.listeners import listens
 from backend.wire import RUN_LIVE, Process, Run
 
 SERVER = "--server"
@@ -41,7 +41,7 @@ def _dependent(killed: Dict[str, Run], victims: Sequence[Process], runs: Iterabl
         number = _server_port(run.argv)
         if run.id in killed or run.state not in RUN_LIVE or not number:
             continue
-        if port.listens(number, [one.pid for one in victims]):
+        if listens(number, [one.pid for one in victims]):
             yield run
 
 
