@@ -14,6 +14,7 @@ from tests.fakefleet import FakeFleet, config, make_run
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from backend.agent.runs import RunStore
     from backend.config import Stage
     from backend.wire import Run
 
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
 class ShardFleet(FakeFleet):
     """Answers about shards and audits as a host would; `lines` are the sizes of its messages in bytes."""
 
-    def __init__(self, out: str) -> None:
+    def __init__(self, out: str, store: RunStore | None = None) -> None:
         super().__init__(config(1))
+        self.root = out
         self.lines: list[int] = []
         self.results: dict[str, Any] = {}
         self.hosts["gpu-01"].runs = {"extract-1": make_run("extract-1", "extract", "exited", out_dir=out, exit_code=0)}
         machine = Machine(NvmlDriver, DeviceTable, [sys.executable, "-m", "backend.agent.main"])
-        self._context = Context(machine, None)  # type: ignore[arg-type]  # no operation here asks for runs
+        self._context = Context(machine, store)  # type: ignore[arg-type]  # only a deletion asks for runs
 
     def _op(self, name: str, op: str, **args: Any) -> Future[Any]:
         def call() -> Any:
@@ -76,3 +78,22 @@ class ShardFleet(FakeFleet):
             return {"faults": found[offset:end], "next": end if end < len(found) else None, "at": at, "live": live}
 
         return self._answer("audit_faults", host, run_id, offset, value=page)
+
+    def retire_plan(self, host: str, path: str) -> Future[dict[str, Any]]:
+        """Plan the deletion of a real folder below `root`."""
+        return self._op("retire_plan", "retire.plan", path=path, roots=[self.root], other_users=False)
+
+    def retire(self, host: str, path: str, digest: str) -> Future[Run]:
+        """Delete a real folder, by a real run."""
+
+        def begin() -> Run:
+            args = {"path": path, "roots": [self.root], "other_users": False, "digest": digest, "id": "retire-1"}
+            run: Run = TABLE["retire.start"].call(self._context, args)
+            self.hosts[host].runs[run.id] = run
+            return run
+
+        return self._answer("retire", host, path, value=begin)
+
+    def retire_receipt(self, host: str, run_id: str) -> Future[dict[str, Any]]:
+        """Read the receipt of a deletion."""
+        return self._op("retire_receipt", "retire.get", id=run_id)

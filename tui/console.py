@@ -76,6 +76,15 @@ class FleetLike(Protocol):
     def audit_faults(self, host: str, run_id: str, offset: int = 0, code: str = "") -> Future[dict[str, Any]]:
         """Return a page of an audit's findings."""
 
+    def retire_plan(self, host: str, path: str) -> Future[dict[str, Any]]:
+        """Ask what a deletion would delete."""
+
+    def retire(self, host: str, path: str, digest: str) -> Future[Run]:
+        """Begin the confirmed deletion."""
+
+    def retire_receipt(self, host: str, run_id: str) -> Future[dict[str, Any]]:
+        """Return what a deletion has come to."""
+
     def trust(self, host: str, host_key: HostKey) -> Future[None]:
         """Accept an unknown host key and connect."""
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import posixpath
-import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 
 from backend.wire import RUN_LIVE
 from tui.listing import Listing
-from tui.screens.base import Ticking, answer
+from tui.screens.base import Ticking
+from tui.screens.retire import RetireDialog
+from tui.shardreader import ShardReader
 from tui.shardtree import PART
 from tui.widgets.chrome_rows import foot_row
 from tui.widgets.painted import Painted, RowList
@@ -20,8 +21,6 @@ from tui.widgets.shard_rows import TreeRows
 from tui.widgets.shard_view import ShardView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from backend.fleet import HostState
     from backend.wire import Run
     from tui.shardtree import Line, ShardTree
-
-PATIENCE_S = 0.5
-"""How long the shard before stays in sight while the next one is read: blanks between would flicker."""
 
 TENSOR_FILES = (".pt", ".ckpt", ".safetensors", ".pth", ".bin", ".gz", ".npy", ".npz")
 
@@ -55,6 +51,7 @@ class ShardScreen(Ticking):
         ("p", "path", "Path"),
         ("f", "follow", "Follow"),
         ("n", "values", "Values"),
+        ("D", "retire", "Delete this folder"),
         ("right,l", "into", "Open, or the tensors"),
         ("left,h", "out", "Fold, or the tree"),
     ]
@@ -63,13 +60,9 @@ class ShardScreen(Ticking):
         super().__init__()
         self.host, self.first, self.inside = host, path, inside
         self.following = False
-        self.shown = ""
-        self.shard: dict[str, Any] = {}
-        self.lengths: dict[str, Any] | str | None = None
-        self._pending = self._asking = self._at = ""
-        self._wanted_at = 0.0
+        self._pending = self._at = ""
         self._listing: Listing | None = None
-        self._read: Callable[[str], Coroutine[Any, Any, None]] = self._read_lengths
+        self._reader: ShardReader | None = None
 
     @property
     def host_name(self) -> str:
@@ -108,7 +101,7 @@ class ShardScreen(Ticking):
         self.tick()
         if self._listing is not None:
             self.call_after_refresh(self._laid_out)
-            self.call_after_refresh(self._paint)
+            self.call_after_refresh(self.read)
 
     # --- the tree ---
 
@@ -121,7 +114,7 @@ class ShardScreen(Ticking):
             if PART.fullmatch(posixpath.basename(top)):
                 self._pending = posixpath.join(posixpath.basename(top), name)
                 top = posixpath.dirname(top)
-            self._want(path, self._read_shard)
+            self.reader.want(path, folder=False)
         if self._listing is not None:
             self._listing.end()
         self._listing = Listing(self.console, self.host.name, top or "/", self)
@@ -145,7 +138,7 @@ class ShardScreen(Ticking):
         return self.listing.tree
 
     def failed(self, path: str, error: Exception) -> None:
-        """Say that a folder cannot be listed."""
+        """Say that a path cannot be listed or read."""
         self.view.say_error(path, error)
 
     def listed(self, *, land: bool = False) -> None:
@@ -214,60 +207,31 @@ class ShardScreen(Ticking):
 
     # --- the right side ---
 
+    @property
+    def reader(self) -> ShardReader:
+        """Return what reads the path that the cursor is on."""
+        if self._reader is None:
+            self._reader = ShardReader(self.console, self.host.name, self)
+        return self._reader
+
     def _look(self) -> None:
         """Show what the cursor is on: a folder's sums, or a file's tensors."""
         path, self._at = self.shards.path(self.line), self.shards.inside(self.line)
         folder = self.shards.entry(self.line).get("kind") == "folder"
-        if path != self.shown:
-            self._want(path, self._read_lengths if folder else self._read_shard)
-            self._paint()
+        if path != self.reader.path:
+            self.reader.want(path, folder)
+            self.read()
         elif folder:
-            self._paint()  # its sums may have grown
+            self.read()  # its sums may have grown
 
-    def _want(self, path: str, read: Callable[[str], Coroutine[Any, Any, None]]) -> None:
-        """Read one path at a time: while the cursor runs, only what it is on when the last answer is there."""
-        self.shown, self._read, self.shard, self.lengths = path, read, {}, None
-        self._wanted_at = time.monotonic()
-        if not self._asking:
-            self._asking = path
-            self.console.work_on(read(path), "shard")
-
-    async def _read_shard(self, path: str, values: bool = False) -> None:
-        try:
-            shard = await answer(self.console.fleet.show_shard(self.host.name, path, values))
-        except Exception as error:
-            self._take(path, error)
-        else:
-            self._take(path, {"path": path, **shard})
-
-    async def _read_lengths(self, path: str) -> None:
-        try:
-            told = await answer(self.console.fleet.shard_lengths(self.host.name, path))
-        except Exception as error:
-            self._take(path, error)
-        else:
-            self._take(path, {}, told)
-
-    def _take(self, path: str, found: dict[str, Any] | Exception, lengths: dict[str, Any] | None = None) -> None:
-        self._asking = ""
-        if not self.is_running:
-            return
-        if path != self.shown:
-            self._want(self.shown, self._read)
-        elif isinstance(found, Exception):
-            self.lengths = str(found)
-            self.view.say_error(path, found)
-        else:
-            self.shard, self.lengths = found, lengths
-            self._paint()
-
-    def _paint(self) -> None:
+    def read(self) -> None:
         """Paint the right side from what is known."""
-        if self.shard:
-            self.view.show_shard(self.shard)
-        elif self._read == self._read_lengths:
-            self.view.show_folder(self.shown, self.shards.sums(self.shards.inside(self.line)), self.lengths)
-        elif not self.view.shard or time.monotonic() - self._wanted_at > PATIENCE_S:
+        reader = self.reader
+        if reader.shard:
+            self.view.show_shard(reader.shard)
+        elif reader.folder:
+            self.view.show_folder(reader.path, self.shards.sums(self.shards.inside(self.line)), reader.lengths)
+        elif not self.view.shard or reader.slow:
             self.view.say([(("dim", "reading the header on the host"),)])
 
     # --- following ---
@@ -284,8 +248,8 @@ class ShardScreen(Ticking):
         """Ask for what a running extraction has written since, and paint the title and the keys."""
         if self._listing is None:
             return  # it is being put together
-        if self._asking and self.view.shard and not self.shard:
-            self._paint()
+        if self.reader.waiting and self.view.shard and not self.reader.shard:
+            self.read()
         run = self.writer()
         if run is not None:
             self.listing.follow(run)
@@ -354,9 +318,16 @@ class ShardScreen(Ticking):
 
     def action_values(self) -> None:
         """Read a sample of the shown shard's values on the host."""
-        if self.shard and not self.shard.get("statistics") and not self._asking:
-            self._asking = self.shown
-            self.console.work_on(self._read_shard(self.shown, True), "shard")
+        self.reader.want_values()
+
+    def action_retire(self) -> None:
+        """Ask for the plan of deleting the folder under the cursor, an old cache."""
+        if self.shards.entry(self.line).get("kind") != "folder":
+            self.console.say("Only a whole folder is deleted: choose one.", "warning")
+            return
+        path = self.shards.path(self.line)
+        above = posixpath.dirname(self.shards.top.rstrip("/")) if self.line.number < 0 else self.shards.top
+        self.app.push_screen(RetireDialog(self.host, path, lambda: self.open_path(above or "/")))
 
     def action_into(self) -> None:
         """Unfold a folder, or go to the tensors."""
