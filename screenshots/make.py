@@ -75,7 +75,7 @@ EXTRACT = (
 DEMO_SCENES = (
     *(Scene("demo-fleet", size, SEEN) for size in SIZES),
     Scene("demo-fleet-no-color", "120x40", SEEN, no_color=True),
-    Scene("demo-reset-plan", "120x40", (*SEEN, "R", "until:KILLS")),
+    *(Scene("demo-reset-plan", size, (*SEEN, "R", "until:KILLS")) for size in SIZES),
     Scene("demo-launch-refused", "120x40", (*SEEN, "L", "until:FAIL")),
     Scene("demo-eight-zeros", "120x40", ZEROS),
     *(Scene("demo-extract", size, EXTRACT) for size in SIZES),

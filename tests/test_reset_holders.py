@@ -53,6 +53,8 @@ def test_counts_open_files_and_mappings_by_gpu(bench: Bench) -> None:
     assert bystander.pid not in found
     assert found[context.pid].start_ticks == procfs.stat(context.pid).start_ticks  # type: ignore[union-attr]
     assert found[mapped.pid].how() == "1 mapping of GPU minor 1"
+    many = Holding(1, 1, fds={0: 3, 1: 3, 2: 3, 5: 3, 6: 1}, maps={6: 2})
+    assert many.how() == "3 open files of each of GPU minors 0-2, 5, 1 open file and 2 mappings of GPU minor 6"
 
 
 def test_a_device_is_told_by_number_and_not_by_its_name(bench: Bench, tmp_path: Path) -> None:

@@ -152,3 +152,12 @@ def test_an_extraction_whose_server_is_killed_loses_what_it_has_not_committed(
         said = losses({}, [victim], [run])
     wanted = "2 h 05 min of run extract-1 (extract), 3 uncommitted samples, which asks a server that is killed"
     assert said == ([wanted] if lost else [])
+
+
+def test_processes_of_one_user_are_one_loss() -> None:
+    ranks = [
+        Process(40 + gpu, 1, user="root", command=f"rank {gpu}", age_s=120.0 + gpu, gpus=[gpu]) for gpu in range(8)
+    ]
+    one = Process(7, 1, user="mira", command="notebook", age_s=40.0, gpus=[1])
+    assert losses({}, [*ranks, one], []) == [
+        "40 s of process 7 (mira): notebook", "2 min of 8 processes (root), the oldest 47: rank 7"]  # fmt: skip

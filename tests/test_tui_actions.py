@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from backend.config import Host
 from backend.wire import NOT_CLEAN, Gate, Refused
-from tests.driving import MIDDLE, console
-from tests.fakefleet import FakeFleet, config, make_plan, make_receipt, make_run
+from tests.driving import LARGE, MIDDLE, SMALL, console
+from tests.fakefleet import FakeFleet, config, make_plan, make_receipt, make_run, make_tree_plan
 from tui.screens.base import Dialog
 from tui.screens.fleet import FleetScreen
 
@@ -42,6 +44,18 @@ async def test_a_confirmed_reset_runs_to_its_verdict(by: str) -> None:
         await shown.sees("CLEAN", "╭─╮", "MiB above the recorded baseline", "reset-1.json")
         await shown.press("escape")
         await shown.sees("CLEAN 0 0 0 0 0 0 0 0")
+
+
+@pytest.mark.parametrize("size", [SMALL, MIDDLE, LARGE, (160, 100)])
+async def test_a_long_plan_leaves_its_buttons_in_sight_and_can_be_read_to_its_end(size: tuple[int, int]) -> None:
+    fleet = FakeFleet(config())
+    fleet.plan = make_tree_plan()
+    fleet.plan.victims += [replace(one, pid=one.pid + 20_000, ppid=1) for one in fleet.plan.victims]
+    async with console(size, fleet=fleet) as shown:
+        await shown.press("R")
+        await shown.sees("Esc Cancel", "Kill 24 and verify", "NOT CLEAN", "LOSES", "kills 24 · spares 2")
+        await shown.press("end")
+        await shown.sees("Kill 24 and verify", "a monitor: no context", "baseline recorded")
 
 
 async def test_four_keys_lead_from_the_wall_to_a_finished_reset() -> None:

@@ -44,12 +44,17 @@ class Holding:
         return sorted(set(self.fds) | set(self.maps))
 
     def how(self) -> str:
-        """Say in words how it holds them."""
-        parts = []
+        """Say in words how it holds them; GPUs that it holds alike are said together."""
+        alike: Dict[Tuple[int, int], List[int]] = {}
         for minor in self.minors:
-            counts = [(self.fds.get(minor, 0), "open file"), (self.maps.get(minor, 0), "mapping")]
+            alike.setdefault((self.fds.get(minor, 0), self.maps.get(minor, 0)), []).append(minor)
+        parts = []
+        for (files, maps), minors in alike.items():
+            counts = [(files, "open file"), (maps, "mapping")]
             said = " and ".join("%d %s%s" % (n, noun, "s" if n > 1 else "") for n, noun in counts if n)
-            parts.append("%s of GPU minor %d" % (said, minor))
+            parts.append(
+                "%s of %s %s" % (said, "GPU minor" if len(minors) == 1 else "each of GPU minors", _runs(minors))
+            )
         return ", ".join(parts) or "driver files that belong to no one GPU"
 
 
@@ -70,6 +75,17 @@ class Scan:
         if mine:
             said.append("%d of your own processes could not be looked into" % mine)
         return said
+
+
+def _runs(numbers: List[int]) -> str:
+    """Write sorted numbers with runs joined: 0-3, 6."""
+    runs: List[List[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join("%d-%d" % (run[0], run[-1]) if len(run) > 1 else "%d" % run[0] for run in runs)
 
 
 def scan(table: DeviceTable) -> Scan:

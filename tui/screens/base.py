@@ -106,7 +106,8 @@ class Dialog(ModalScreen[None]):
         """Fill the dialog."""
         self.query_one("#title", Painted).show([title])
         self.query_one("#hint", Painted).show([(("dim", hint),)])
-        most = max(4, self.app.size.height - 2 - self.frame)
+        tall = self.app.size.height  # the theme gives a dialog 96 % of it at most
+        most = max(4, min(tall - 2, tall * 96 // 100) - self.frame)
         height = self.body.styles.height
         before = int(height.value) if height is not None and height.is_cells else 0
         self.body.styles.height = min(most, max(before, len(rows)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import urllib.parse
-from typing import Dict, Iterable, Iterator, List, Sequence
+from typing import Dict, Iterable, Iterator, List, Sequence, Tuple
 
 from backend.agent.listeners import listens
 from backend.wire import RUN_LIVE, Process, Run
@@ -22,10 +22,22 @@ def losses(killed: Dict[str, Run], victims: Sequence[Process], runs: Iterable[Ru
     """Say what is lost with the runs that are killed, with those that depend on a victim, and with other victims."""
     said = [_of_run(run) for _, run in sorted(killed.items())]
     said += ["%s, which asks a server that is killed" % _of_run(run) for run in _dependent(killed, victims, runs)]
+    return said + list(_others(victims))
+
+
+def _others(victims: Sequence[Process]) -> Iterator[str]:
+    """Say what is lost that is no run of ours, in a line a user: a server has a process for each GPU."""
+    by_user: Dict[str, List[Tuple[float, Process]]] = {}
     for one in victims:
         if not one.run_id and one.gpus and one.age_s is not None:
-            said.append("%s of process %d (%s): %s" % (hours(one.age_s), one.pid, one.user, one.command[:60]))
-    return said
+            by_user.setdefault(one.user, []).append((one.age_s, one))
+    for user, members in sorted(by_user.items()):
+        age_s, oldest = max(members, key=lambda member: member[0])
+        if len(members) == 1:
+            yield "%s of process %d (%s): %s" % (hours(age_s), oldest.pid, user, oldest.command[:60])
+        else:
+            text = "%s of %d processes (%s), the oldest %d: %s"
+            yield text % (hours(age_s), len(members), user, oldest.pid, oldest.command[:60])
 
 
 def _of_run(run: Run) -> str:
