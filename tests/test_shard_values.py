@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from backend.agent.shards.show import show
-from backend.agent.shards.values import statistics, withnumpy
+from backend.agent.shards.values import statistics, withnumpy, withtorch
 from backend.shardfmt.dtypes import ITEM_BYTES
 from backend.wire import MAX_LINE_BYTES
 from tests.cases import torchfiles as files
@@ -31,10 +31,13 @@ FORMS = {
 }
 
 
-@pytest.fixture(params=["numpy", "plain"])
+@pytest.fixture(params=["numpy", pytest.param("torch", marks=pytest.mark.torch), "plain"])
 def counted_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "plain":
+    if request.param != "numpy":
         monkeypatch.setattr(withnumpy, "load", lambda: None)
+    if request.param == "torch":
+        torch = pytest.importorskip("torch", reason="needs torch in the test environment")
+        monkeypatch.setattr(withtorch, "load", lambda wanted_bytes: torch)
     return str(request.param)
 
 
@@ -133,7 +136,7 @@ def test_views_are_counted_by_their_own_elements(tmp_path: Path, counted_by: str
 def test_a_sample_reads_both_ends_and_all_reads_everything(
     tmp_path: Path, counted_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statistics, "SAMPLE_BYTES", {"numpy": 64 << 10, "plain": 64 << 10})
+    monkeypatch.setattr(statistics, "SAMPLE_BYTES", dict.fromkeys(("numpy", "torch", "plain"), 64 << 10))
     values = [1.0] * (500 * 1000)
     values[0], values[-1], values[123_456] = 9.0, -9.0, math.nan
     tensor = of("bfloat16", values, 1000)
@@ -164,6 +167,19 @@ def test_what_cannot_be_counted_says_why(tmp_path: Path, counted_by: str) -> Non
     first, second = show(str(path), values=True)["statistics"]["tensors"]
     assert first["problem"] == "not all of its bytes are there"
     assert second["problem"] == "values of this type are not known here"
+
+
+def test_torch_is_started_only_for_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def start(name: str) -> None:
+        started.append(name)
+        raise OSError("a library of it is missing")
+
+    monkeypatch.setattr(withtorch.importlib, "import_module", start)
+    monkeypatch.setattr(withtorch.importlib.util, "find_spec", lambda name: object())
+    assert withtorch.load(withtorch.WORTH_BYTES - 1) is None and not started
+    assert withtorch.load(withtorch.WORTH_BYTES) is None and started == ["torch"]
 
 
 def test_statistics_of_many_tensors_fit_one_message(tmp_path: Path) -> None:
