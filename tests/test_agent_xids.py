@@ -183,7 +183,7 @@ def test_what_the_log_had_is_told_in_one_event_and_each_new_one_in_its_own(
         assert text.startswith(
             "GPU 1: XID 48: double-bit memory error, which ECC cannot mend, by process 4711 (python3)"
         )
-        assert f"--gpu-reset -i {nvml.gpu(1).uuid}" in text
+        assert f"--gpu-reset --gpu {nvml.gpu(1).uuid}" in text
         assert any("XID 48" in line for line in xid_lines(told.host))
         assert not any("XID 37" in line for line in xid_lines(told.host))
         assert told.host.xids_gap == ""

@@ -51,7 +51,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def gates(bench: Bench, **args: Any) -> dict[str, Gate]:
-    plan = op_plan(bench.machine, {"gpus": [0], **args})
+    plan = op_plan(bench.machine, {"gpus": ["0"], **args})
     return {gate.name.rpartition(": ")[2]: gate for gate in plan.needs}
 
 
@@ -65,7 +65,7 @@ def calls(bench: Bench) -> list[list[str]]:
 def reset(bench: Bench, name: str = "gpu-reset-1", **options: Any) -> tuple[int, Receipt]:
     folder = os.path.join(bench.root, name)
     os.makedirs(folder)
-    options = {"id": name, "gpus": [0], **options}
+    options = {"id": name, "gpus": ["0"], **options}
     with one_at_a_time("a test") as lock:
         rc = GpuReset(bench.machine, folder, options, lock).run()
     return rc, receipt.load(name)
@@ -109,7 +109,7 @@ def test_a_need_that_is_not_met_says_so_and_what_to_do(
     assert says in gate.detail
     assert gate.fix
     with pytest.raises(Refused) as refused:
-        prepare_start(bench.machine, {"id": "gpu-reset-1", "gpus": [0]})
+        prepare_start(bench.machine, {"id": "gpu-reset-1", "gpus": ["0"]})
     assert refused.value.code == "precondition"
     assert calls(bench) == []
 
@@ -117,7 +117,7 @@ def test_a_need_that_is_not_met_says_so_and_what_to_do(
 def test_linked_gpus_of_an_older_kind_are_reset_together_and_newer_ones_alone(bench: Bench) -> None:
     linked = {"0": {**ASKS, "nvlink_active": 15}, "1": {**ASKS, "nvlink_active": 15}}
     bench.set(readings=linked, smi={"architecture": "Ampere"})
-    assert gates(bench, gpus=[0, 1])["linked GPUs"].ok
+    assert gates(bench, gpus=["0", "GPU-0001"])["linked GPUs"].ok
     bench.set(smi={"architecture": "Hopper"})
     assert gates(bench)["linked GPUs"].ok
 
@@ -126,9 +126,9 @@ def test_switches_want_every_gpu_and_no_fabric_manager(bench: Bench, monkeypatch
     os.makedirs(os.path.join(bench.machine.host_root, "proc/driver/nvidia-nvswitch/devices/0000:b0:00.0"))
     bench.set(readings={"0": dict(ASKS), "1": dict(ASKS)}, smi={"architecture": "Ampere"})
     assert gates(bench)["linked GPUs"].ok is False
-    assert gates(bench, gpus=[0, 1])["linked GPUs"].ok
+    assert gates(bench, gpus=["0", "GPU-0001"])["linked GPUs"].ok
     monkeypatch.setattr(needed, "_running", lambda program: [77] if program == "nv-fabricmanager" else [])
-    found = gates(bench, gpus=[0, 1])["linked GPUs"]
+    found = gates(bench, gpus=["0", "GPU-0001"])["linked GPUs"]
     assert found.ok is False and "systemctl stop nvidia-fabricmanager" in found.fix
 
 
@@ -271,3 +271,11 @@ def test_an_xid_from_before_a_reset_of_its_gpu_weighs_less_unless_a_reset_does_n
     found = weigh([one], {0: Case("GPU-0", {})}, settled({"gpus": {}}, []))
     assert [finding.level for finding in found.gpus[0]] == [level]
     assert ("the GPU was reset since" in one.why) == (level == WARN)
+
+
+@pytest.mark.parametrize(("named", "says"), [
+    (["9"], "no GPU 9"), (["GPU-9"], "no GPU GPU-9"), ([], "name the GPUs"), ([0], "as text"), ("0", "as text"),
+])  # fmt: skip
+def test_gpus_that_are_not_there_are_refused_with_those_that_are(bench: Bench, named: Any, says: str) -> None:
+    with pytest.raises(Refused, match=says):
+        op_plan(bench.machine, {"gpus": named})

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 def test_gpus_of_a_virtual_host_are_reset_while_its_agents_let_go(tmp_path: Path) -> None:
     with VirtualHost(tmp_path, 8, 1000) as host, Fleet(host.config(), archives=host.archive) as fleet:
         state = fleet.ready(NAME, 60).result()
-        held = {need.name: need for need in fleet.plan_gpu_reset(NAME, [3], "a try").result(60).needs}
+        held = {need.name: need for need in fleet.plan_gpu_reset(NAME, ["3"], "a try").result(60).needs}
         assert "nvitop" in held["GPU 3: nobody has it open"].detail
         belongings.end([(one["pid"], one["start_ticks"]) for one in host.cast], 0.0)
         with pytest.raises(Refused, match="none that a reset would mend"):
-            fleet.start_gpu_reset(NAME, [3]).result(60)
-        run = fleet.start_gpu_reset(NAME, [3], "a try").result(60)
+            fleet.start_gpu_reset(NAME, ["3"]).result(60)
+        run = fleet.start_gpu_reset(NAME, ["3"], "a try").result(60)
         receipt = fleet.reset_result(NAME, run.id, 90).result()
         assert (receipt.kind, receipt.gpu_reset["outcome"], receipt.verdict) == ("gpu-reset", "done", CLEAN), receipt
         assert any("GPU 3 reset by the driver: done" in line for line in receipt_lines(receipt))

@@ -54,7 +54,7 @@ def working(bench: Bench) -> tuple[RunStore, Run]:
     """Start a detached reset, and return when nvidia-smi is in the middle of it."""
     bench.set(smi={"hold": True})
     store = RunStore(bench.machine)
-    run = store.start(prepare_start(bench.machine, {"id": "gpu-reset-1", "gpus": [0]}))
+    run = store.start(prepare_start(bench.machine, {"id": "gpu-reset-1", "gpus": ["0"]}))
     until(lambda: any("--gpu-reset" in words for words in calls(bench)), 20)
     return store, run
 
@@ -72,7 +72,7 @@ def test_killed_while_nvidia_smi_works_it_holds_the_host_until_that_ends(bench: 
     assert driverhold.held(), "our agents must stay away from the driver"
     assert op_receipts_list(bench.machine, {}) == []
     with pytest.raises(Refused) as refused:
-        prepare_start(bench.machine, {"id": "gpu-reset-2", "gpus": [0]})
+        prepare_start(bench.machine, {"id": "gpu-reset-2", "gpus": ["0"]})
     assert refused.value.code == "reset-running"
     assert ON not in calls(bench)
     go_on(bench)
@@ -85,7 +85,7 @@ def test_killed_while_nvidia_smi_works_it_holds_the_host_until_that_ends(bench: 
     op_receipts_list(bench.machine, {})
     assert calls(bench).count(ON) == 1
     bench.set(readings={"0": dict(ASKS), "1": dict(FINE)})
-    first = next(gate for gate in op_plan(bench.machine, {"gpus": [0]}).needs if gate.name.endswith("first time"))
+    first = next(gate for gate in op_plan(bench.machine, {"gpus": ["0"]}).needs if gate.name.endswith("first time"))
     assert first.ok is False and "interrupted" in first.detail
 
 

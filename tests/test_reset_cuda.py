@@ -175,7 +175,7 @@ def test_a_gpu_that_fails_the_test_is_unhealthy_and_says_why(bench: Bench, cuda:
     said = reset(bench)
     assert [one.verdict for one in said.after] == [CLEAN, UNHEALTHY]
     assert "cuLaunchKernel (CUDA_ERROR_LAUNCH_FAILED, error 719)" in said.after[1].reason
-    assert "--gpu-reset -i GPU-0001" in said.after[1].action
+    assert "--gpu-reset --gpu GPU-0001" in said.after[1].action
     assert said.verdict == UNHEALTHY
 
 

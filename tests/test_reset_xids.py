@@ -123,7 +123,7 @@ class TestWeighing:
         assert (found.level, host) == (FAIL, [])
         assert "XID 48: double-bit memory error" in found.reason
         assert f"process {VICTIM} (python3)" in found.reason
-        assert "--gpu-reset -i GPU-0" in found.action
+        assert "--gpu-reset --gpu GPU-0" in found.action
         assert "dmesg" in found.command
         assert ("baseline record" in found.action) == (phase == BEFORE)
 

@@ -40,13 +40,13 @@ class GpuResetting:
         ) -> Run: ...
 
     def plan_gpu_reset(
-        self, name: str, gpus: Sequence[int], because: str = "", in_vm: bool = False
+        self, name: str, gpus: Sequence[str], because: str = "", in_vm: bool = False
     ) -> Future[GpuResetPlan]:
-        """Ask what a reset of GPUs (indices) needs, and what of it is met; nothing is changed."""
+        """Ask what a reset of GPUs (indices or UUIDs) needs, and what of it is met; nothing is changed."""
         args = {"gpus": list(gpus), "because": because, "in_vm": in_vm}
         return self._ask(name, "gpureset.plan", GpuResetPlan, GATES_S, args)
 
-    def start_gpu_reset(self, name: str, gpus: Sequence[int], because: str = "", in_vm: bool = False) -> Future[Run]:
+    def start_gpu_reset(self, name: str, gpus: Sequence[str], because: str = "", in_vm: bool = False) -> Future[Run]:
         """Reset GPUs as a detached run; refused `precondition` where a need is not met. `reset_result` has its end."""
         args = {"gpus": list(gpus), "because": because, "in_vm": in_vm, **self._policy(name)}
         return self._submit(self._begin_reset(self._host(name), "gpureset.start", args, new_id("gpu-reset"), GATES_S))

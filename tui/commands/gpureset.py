@@ -23,7 +23,7 @@ class GpuResetOrder:
     """What the command line says of a reset of GPUs; `wanted` where it asks for one at all."""
 
     wanted: bool
-    gpus: tuple[int, ...]
+    gpus: tuple[str, ...]
     because: str
     in_vm: bool
     typed: str
@@ -31,7 +31,7 @@ class GpuResetOrder:
     @property
     def name(self) -> str:
         """Return what has to be typed."""
-        return ",".join(map(str, sorted(set(self.gpus))))
+        return ",".join(dict.fromkeys(self.gpus))
 
 
 def gpu_reset_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,10 +48,10 @@ def gpu_reset_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     for option in reversed((
         click.option("--gpu-reset", is_flag=True, help="Kill nothing; let the driver reset the GPUs named by --gpu."),
-        click.option("--gpu", "gpus", type=click.IntRange(min=0), multiple=True, metavar="N", help="A GPU to reset."),
+        click.option("--gpu", "gpus", multiple=True, metavar="N|UUID", help="A GPU to reset; again for each other."),
         click.option("--because", default="", metavar="TEXT", help="Your reason, where nothing asks for a reset."),
         click.option("--in-vm", is_flag=True, help="This virtual machine may reset the GPUs that it was given."),
-        click.option("--confirm", "typed", default="", metavar="N,N", help="The GPUs, where nobody can be asked."),
+        click.option("--confirm", "typed", default="", metavar="N,N", help="The same, where nobody can be asked."),
     )):  # fmt: skip
         gathered = option(gathered)
     return gathered

@@ -179,7 +179,7 @@ def receipts_list(session: Session, host_name: str | None, as_json: bool) -> Non
         return
     for item in found:
         click.echo(
-            f"{item['id']}  {item['kind']:<7} {item['verdict']:<16} killed {item['killed']}  {item['total_s']:.1f} s"
+            f"{item['id']}  {item['kind']:<9} {item['verdict']:<16} killed {item['killed']}  {item['total_s']:.1f} s"
         )
 
 

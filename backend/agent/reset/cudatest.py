@@ -46,7 +46,7 @@ NO_FAULT = {
 """STUB_LIBRARY, NO_BINARY_FOR_GPU, INVALID_PTX, JIT_COMPILER_NOT_FOUND, UNSUPPORTED_PTX_VERSION,
 JIT_COMPILATION_DISABLED, NOT_PERMITTED: they say nothing of a GPU's health."""
 
-_RESET = "sudo nvidia-smi --gpu-reset -i {address} while nobody uses it; if it fails again, have it serviced"
+_RESET = "eightzeros reset --gpu-reset --gpu {address} while nobody uses it; if it fails again, have it serviced"
 _XID = "look for an Xid of this GPU in the kernel log; then " + _RESET
 ADVICE = {
     2: "see what still has its memory: nvidia-smi -i {address}",

@@ -81,7 +81,7 @@ def _action(state: GpuState) -> str:
         return "ask the owner of process %s to stop it, or set other_users for this host and reset" % who
     if spared:
         return "decide, and stop it by its own means, since a reset spares it: %s" % _by_its_own_means(spared[0])
-    return "see who is left; if no process holds it, sudo nvidia-smi --gpu-reset -i %s" % state.address
+    return "see who is left; if no process holds it, eightzeros reset --gpu-reset --gpu %s" % state.address
 
 
 def _by_its_own_means(pid: int) -> str:

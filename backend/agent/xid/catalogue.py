@@ -31,11 +31,11 @@ class Meaning(NamedTuple):
 
 RESTART = "restart the program that caused it; if other programs cause it on the same GPU too, run dcgmi diag -r 3"
 WATCH = "nothing to do now; see whether it comes again"
-RESET = "sudo nvidia-smi --gpu-reset -i {address}, while nobody uses it; if it comes again, have the GPU serviced"
+RESET = "eightzeros reset --gpu-reset --gpu {address}, while nobody uses it; if it comes again, have the GPU serviced"
 REBOOT = "reboot the host; if it comes again, have the GPU serviced"
 LOST = "reboot the host, then try a power cycle; a GPU reset does not help; if it comes again, have it serviced"
 LINKS = "reset every GPU that is linked to it; if it comes again, have the links serviced"
-GSP = "sudo nvidia-smi --gpu-reset -i {address}, once; where that is refused or not enough, reboot, then power cycle"
+GSP = "eightzeros reset --gpu-reset --gpu {address}, once; where that is not enough, reboot, then power cycle"
 REPORT = "keep the line for NVIDIA's support; if it comes again, have the GPU checked"
 FOLLOW = "see nvidia-smi -q -i {address} for the recovery action that the driver asks for"
 

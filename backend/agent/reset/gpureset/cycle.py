@@ -39,7 +39,7 @@ UNVERIFIED = "after the GPU reset, before the check that follows it had ended"
 def main(machine: Machine, run_dir: str, options: Dict[str, Any]) -> int:
     """Reset GPUs. Returns 0 where the host is clean afterwards, 1 where it is not, 4 where a need was not met.
 
-    `options`: id, gpus (indices), because, in_vm, accept_limited, cuda_test.
+    `options`: id, gpus (indices or UUIDs, as text), because, in_vm, accept_limited, cuda_test.
     """
     for number in (signal.SIGHUP, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

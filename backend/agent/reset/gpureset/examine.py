@@ -17,7 +17,7 @@ from backend.agent.reset.watch import Watch
 from backend.agent.reset.xids.gathering import newest_seq
 from backend.agent.runtree import runs
 from backend.agent.seam import Machine
-from backend.wire import NOT_SUPPORTED, GpuFacts, GpuVerdict, Receipt, Refused
+from backend.wire import NOT_SUPPORTED, GpuFacts, GpuVerdict, Receipt, Refused, printable
 
 
 @dataclass
@@ -58,18 +58,13 @@ class Examined:
     kernel_log_seq: int = -1
 
 
-def examine(machine: Machine, wanted: Sequence[int], because: str) -> Examined:
-    """Verify the host, then read of the wanted GPUs (indices) what a reset of them rests on.
+def examine(machine: Machine, named: Sequence[str], because: str) -> Examined:
+    """Verify the host, then read of the named GPUs (by index or UUID) what a reset of them rests on.
 
     `because` is the operator's own reason, a fault like any other. Raises Refused where a GPU is not there.
     """
     receipt = verify(machine, accept_limited=False, keep=False)
-    verdicts = {one.index: one for one in receipt.after}
-    absent = [index for index in wanted if index not in verdicts]
-    if absent or not wanted:
-        known = ", ".join(map(str, sorted(verdicts))) or "none"
-        text = "there is no GPU %s on this host" % absent[0] if absent else "name the GPUs that are to be reset"
-        raise Refused("no-gpu", text, "GPUs: %s" % known)
+    wanted = _indices(named, receipt.after)
     watch = Watch(machine.driver)
     try:
         watch.open()
@@ -82,13 +77,28 @@ def examine(machine: Machine, wanted: Sequence[int], because: str) -> Examined:
     for facts in watch.inventory.gpus:
         if facts.index not in wanted:
             continue
-        target = Target(facts, verdicts[facts.index], seen.minor(facts.index), readings.get(facts.index, {}))
+        target = Target(facts, wanted[facts.index], seen.minor(facts.index), readings.get(facts.index, {}))
         target.holders = [one for one in strangers(seen.scan) if target.minor in one.minors]
         target.faults = faults(target.verdict, receipt, target.readings, bool(target.holders))
         target.faults += ["the operator's reason: %s" % because] if because else []
         target.said, target.facts_unread = smi.query(machine.smi, target.address)
         targets.append(target)
-    return Examined(targets, set(verdicts), linked, seen.scan.unseen(), receipt, newest_seq(machine.kernel_log))
+    indices = {one.index for one in receipt.after}
+    return Examined(targets, indices, linked, seen.scan.unseen(), receipt, newest_seq(machine.kernel_log))
+
+
+def _indices(named: Sequence[str], known: Sequence[GpuVerdict]) -> Dict[int, GpuVerdict]:
+    """Return the GPUs that are named. Raises Refused for one that is not there, and where none is named."""
+    found = {}
+    for name in named:
+        one = next((one for one in known if name in (str(one.index), one.uuid)), None)
+        if one is None:
+            said = ", ".join("%d (%s)" % (gpu.index, gpu.uuid) for gpu in known) or "none"
+            raise Refused("no-gpu", "there is no GPU %s on this host" % printable(name, 60), "GPUs: %s" % said)
+        found[one.index] = one
+    if not found:
+        raise Refused("no-gpu", "name the GPUs that are to be reset")
+    return found
 
 
 def strangers(found: Scan) -> List[Holding]:

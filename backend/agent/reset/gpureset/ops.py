@@ -44,11 +44,11 @@ def prepare_start(machine: Machine, args: Dict[str, Any]) -> RunSpec:
     return RunSpec(reset_id, "reset", argv, label="GPU reset", grace_s=LONGEST_S)
 
 
-def _gpus(args: Dict[str, Any]) -> List[int]:
+def _gpus(args: Dict[str, Any]) -> List[str]:
     wanted = args.get("gpus")
-    if not isinstance(wanted, list) or not all(type(one) is int for one in wanted):
-        raise Refused("bad-request", "`gpus` must be a list of GPU numbers, not %r" % (wanted,))
-    return sorted(set(wanted))
+    if not isinstance(wanted, list) or not all(isinstance(one, str) for one in wanted):
+        raise Refused("bad-request", "`gpus` must be a list of GPU numbers or UUIDs as text, not %r" % (wanted,))
+    return wanted
 
 
 def _look(machine: Machine, args: Dict[str, Any]) -> GpuResetPlan:

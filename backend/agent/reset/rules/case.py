@@ -81,4 +81,4 @@ class Case:
     @property
     def reset(self) -> str:
         """Return the command that resets the GPU."""
-        return "sudo nvidia-smi --gpu-reset -i %s, while nobody uses it" % self.address
+        return "eightzeros reset --gpu-reset --gpu %s, while nobody uses it" % self.address

@@ -8,10 +8,10 @@ from backend.agent.reset.finding import FAIL, WARN, Finding
 from backend.agent.reset.rules.case import Case
 
 ACTIONS = {
-    1: ("a GPU reset", "sudo nvidia-smi --gpu-reset -i {address}", FAIL),
+    1: ("a GPU reset", "eightzeros reset --gpu-reset --gpu {address}", FAIL),
     2: ("a reboot of the host", "reboot the host", FAIL),
     3: ("draining its peer-to-peer traffic", "stop every job that uses its peers, then verify again", WARN),
-    4: ("a drain, then a GPU reset", "stop every job on it, then sudo nvidia-smi --gpu-reset -i {address}", FAIL),
+    4: ("a drain, then a GPU reset", "stop every job on it, then eightzeros reset --gpu-reset --gpu {address}", FAIL),
     5: ("recovery of IMEX", "restart the nvidia-imex service", WARN),
     6: ("a bus reset", "reboot the host", FAIL),
     7: ("a system reboot", "reboot the host", FAIL),
