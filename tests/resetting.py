@@ -24,7 +24,7 @@ class FileDevices(DeviceTable):
     """Plain files nvidia0, nvidia1 ... as devices, told by filesystem and inode."""
 
     def __init__(self, root: str) -> None:
-        self._minors = {}
+        self._root, self._minors = root, {}
         for name in os.listdir(root):
             if name.startswith("nvidia"):
                 st = os.stat(os.path.join(root, name))
@@ -39,6 +39,9 @@ class FileDevices(DeviceTable):
             return self.gpus_of(os.stat(path))
         except OSError:
             return None  # a file of some other process, which may go at any moment
+
+    def scope(self) -> str:
+        return self._root
 
 
 class ClaimDriver(Driver):

@@ -10,11 +10,12 @@ import pytest
 
 from backend.agent import driverhold, procfs
 from backend.agent.reset import clearance, receipt
-from backend.agent.reset.cycle import one_at_a_time, verify
+from backend.agent.reset.cycle import verify
 from backend.agent.reset.finding import FAIL, WARN
 from backend.agent.reset.gpureset import needs as needed
 from backend.agent.reset.gpureset.cycle import GpuReset
 from backend.agent.reset.gpureset.ops import op_plan, prepare_start
+from backend.agent.reset.hostlock import one_at_a_time
 from backend.agent.reset.rules.case import Case
 from backend.agent.reset.xids.settled import settled
 from backend.agent.reset.xids.sighting import BEFORE, KERNEL_LOG, Sighting
@@ -66,7 +67,7 @@ def reset(bench: Bench, name: str = "gpu-reset-1", **options: Any) -> tuple[int,
     folder = os.path.join(bench.root, name)
     os.makedirs(folder)
     options = {"id": name, "gpus": ["0"], **options}
-    with one_at_a_time("a test") as lock:
+    with one_at_a_time("a test", bench.machine.devices().scope()) as lock:
         rc = GpuReset(bench.machine, folder, options, lock).run()
     return rc, receipt.load(name)
 

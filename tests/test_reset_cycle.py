@@ -13,7 +13,8 @@ import pytest
 from backend.agent import ours
 from backend.agent.files import write_json
 from backend.agent.reset import baseline, clearance, cycle, receipt, watch
-from backend.agent.reset.cycle import Cycle, main, one_at_a_time, verify
+from backend.agent.reset.cycle import Cycle, main, verify
+from backend.agent.reset.hostlock import one_at_a_time
 from backend.agent.reset.ops import op_baseline_record, op_plan, prepare_start
 from backend.wire import CLEAN, MIB, NOT_CLEAN, UNHEALTHY, UNKNOWN, Plan, Receipt, Refused
 from tests.resetting import Bench
@@ -402,7 +403,7 @@ def test_a_second_operator_is_told_who_resets(bench: Bench, capsys: pytest.Captu
     holder = bench.start()
     before = {number: signal.getsignal(number) for number in (1, 2, 13, 15)}
     try:
-        with one_at_a_time("reset night-7"):
+        with one_at_a_time("reset night-7", bench.machine.devices().scope()):
             assert main(bench.machine, os.path.join(bench.root, "run"), {"id": "r2"}) == 4
     finally:
         for number, handler in before.items():

@@ -129,6 +129,10 @@ class DeviceTable:
         (reason, action, command, whether it stands in the way of use)."""
         return []
 
+    def scope(self) -> str:
+        """Return the folder of a host of its own that is reset by itself; empty: the real GPUs of this machine."""
+        return ""
+
     def withheld(self) -> List[str]:
         """Return the PCI addresses of the host's GPUs that were not given to this container."""
         return []

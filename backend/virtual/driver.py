@@ -40,6 +40,7 @@ class VirtualDevices(DeviceTable):
     """The device files of a virtual host, known by device and inode, as NVIDIA's are by major and minor."""
 
     def __init__(self, root: str) -> None:
+        self._root = root
         self._gpus: Dict[Tuple[int, int], Tuple[int, ...]] = {}
         for index in range(gpu_count(root)):
             self._gpus[_identity(device_path(root, "nvidia%d" % index))] = (index,)
@@ -53,6 +54,10 @@ class VirtualDevices(DeviceTable):
     def gpus_of_map(self, device: Tuple[int, int], inode: int, path: str) -> Optional[Tuple[int, ...]]:
         """Return the GPUs behind a mapping."""
         return self._gpus.get((os.makedev(*device), inode))
+
+    def scope(self) -> str:
+        """Return the folder: virtual hosts beside each other are hosts of their own."""
+        return os.path.realpath(self._root)
 
 
 class VirtualDriver(Driver):

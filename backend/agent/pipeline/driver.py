@@ -16,13 +16,14 @@ from typing import Any, Callable, Dict, List, Optional
 
 from backend.agent import launch, ours
 from backend.agent.ops import TABLE, Context
+from backend.agent.paths import state_dir
 from backend.agent.pipeline import services
 from backend.agent.pipeline.order import Order, StepOrder, parse
 from backend.agent.pipeline.reasons import failure
 from backend.agent.pipeline.record import Record
 from backend.agent.pipeline.standing import OVER, go_on
 from backend.agent.progress import write_progress
-from backend.agent.reset.cycle import one_at_a_time
+from backend.agent.reset.hostlock import one_at_a_time
 from backend.agent.runs import RunStore
 from backend.agent.runtree import RUN_DIR_ENV, RUN_ENV
 from backend.agent.seam import Machine
@@ -69,7 +70,7 @@ def main(machine: Machine) -> int:
         return 2
     mark = ours.register(PIPELINE)
     try:
-        with one_at_a_time("chain %s" % os.path.basename(run_dir), PIPELINE):
+        with one_at_a_time("chain %s" % os.path.basename(run_dir), state_dir(), PIPELINE):
             return Driver(machine, run_dir, parse(text)).run()
     except (Refused, OSError) as error:
         sys.stderr.write("eightzeros pipeline: %s\n" % error)

@@ -6,21 +6,19 @@ journal is in the run's folder, its receipt among the host's receipts before the
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
 import sys
 import time
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from backend.agent import ours, procfs
-from backend.agent.paths import state_dir
 from backend.agent.reset import health, verdict
 from backend.agent.reset.baseline import load as load_baseline
 from backend.agent.reset.clearance import Clearance, Clearing, MemoryCurve, states
 from backend.agent.reset.exercise import exercise
+from backend.agent.reset.hostlock import one_at_a_time
 from backend.agent.reset.interrupted import keep_begun
 from backend.agent.reset.judging import judge, judge_before
 from backend.agent.reset.ladder import Ladder, PlanChanged, describe_stuck, key
@@ -36,30 +34,6 @@ VERIFY_S = 1.0
 """A verification does not wait for what is not free: only for it to stay free."""
 
 
-@contextmanager
-def one_at_a_time(what: str, kind: str = "reset") -> Iterator[int]:
-    """Hold the host's lock of a kind. Raises Refused `KIND-running` naming who has it; a dead holder's lock is free.
-
-    Yields the open file: whoever inherits it holds the lock too.
-    """
-    path = os.path.join(state_dir(), kind + ".lock")
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip() or "another %s" % kind
-            raise Refused(kind + "-running", "%s is running on this host" % holder, "wait for its end") from None
-        try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, ("%s (process %d)" % (what, os.getpid())).encode("utf-8"), 0)
-        except OSError:
-            pass  # a full disk: the lock holds all the same
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def main(machine: Machine, run_dir: str, options: Dict[str, Any]) -> int:
     """Run one reset. Returns 0 where the host is clean, 1 where it is not, 4 where it was refused.
 
@@ -72,8 +46,9 @@ def main(machine: Machine, run_dir: str, options: Dict[str, Any]) -> int:
         signal.signal(number, signal.SIG_IGN)
     mark = ours.register("reset")
     try:
-        with one_at_a_time("reset %s" % options.get("id", os.path.basename(run_dir))):
-            return Cycle(machine, run_dir, options).run()
+        what = "reset %s" % options.get("id", os.path.basename(run_dir))
+        with one_at_a_time(what, machine.devices().scope()) as held:
+            return Cycle(machine, run_dir, options, held.passed).run()
     except Refused as error:
         say(str(error))
         return 4
@@ -82,9 +57,9 @@ def main(machine: Machine, run_dir: str, options: Dict[str, Any]) -> int:
 
 
 class Cycle:
-    """One reset from its first look to its receipt."""
+    """One reset from its first look to its receipt. `notes` are what its receipt begins with."""
 
-    def __init__(self, machine: Machine, run_dir: str, options: Dict[str, Any]) -> None:
+    def __init__(self, machine: Machine, run_dir: str, options: Dict[str, Any], notes: Sequence[str] = ()) -> None:
         from backend.agent.runs import RunStore
 
         self._machine, self._options = machine, options
@@ -94,6 +69,7 @@ class Cycle:
         self._xids = Gathering(machine.kernel_log, self._watch)
         self._curve = MemoryCurve(self._journal)
         self._receipt = new_receipt(machine, str(options.get("id") or os.path.basename(run_dir)), "reset")
+        self._receipt.notes += notes
         self._health = health.NOTHING
         self._exiting: Callable[[], bool] = nobody_exits
 

@@ -11,8 +11,9 @@ from typing import Any, Dict, List, Tuple
 from backend.agent.paths import state_dir
 from backend.agent.reset import baseline, health, receipt
 from backend.agent.reset.clearance import states
-from backend.agent.reset.cycle import one_at_a_time, verify
+from backend.agent.reset.cycle import verify
 from backend.agent.reset.exercise import LONGEST_S
+from backend.agent.reset.hostlock import one_at_a_time
 from backend.agent.reset.interrupted import recover
 from backend.agent.reset.look import Look, look
 from backend.agent.reset.plan import difference, make_plan
@@ -36,7 +37,8 @@ def op_plan(machine: Machine, args: Dict[str, Any]) -> Plan:
 def op_verify(machine: Machine, args: Dict[str, Any]) -> Receipt:
     """Check every GPU without killing anything. Raises Refused where a CUDA test is asked for while a reset runs."""
     asked = bool(args.get("cuda_test"))
-    with one_at_a_time("a verification with a CUDA test") if asked else nullcontext():
+    scope = machine.devices().scope()
+    with one_at_a_time("a verification with a CUDA test", scope) if asked else nullcontext():
         return verify(machine, accept_limited=bool(args.get("accept_limited")), receipt_id=str(args.get("id") or ""),
                       cuda_test=asked)  # fmt: skip
 
@@ -99,7 +101,7 @@ def prepare_start(machine: Machine, args: Dict[str, Any]) -> RunSpec:
     receipt.plan_path(reset_id)
     recover(machine)
     other_users = bool(args.get("other_users"))
-    with one_at_a_time("the start of reset %s" % reset_id):
+    with one_at_a_time("the start of reset %s" % reset_id, machine.devices().scope()):
         seen, plan = _plan(machine, other_users)
     planned = _shown(digest, plan)
     changed = difference(planned, plan, seen.family)

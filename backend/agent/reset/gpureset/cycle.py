@@ -17,12 +17,13 @@ from backend.agent.files import write_json
 from backend.agent.holders import scan
 from backend.agent.launch import reasons, shut
 from backend.agent.reset import verdict
-from backend.agent.reset.cycle import conclude, new_receipt, one_at_a_time, say, show, verify
+from backend.agent.reset.cycle import conclude, new_receipt, say, show, verify
 from backend.agent.reset.finding import FAIL, Finding
 from backend.agent.reset.gpureset import faults, smi
 from backend.agent.reset.gpureset.examine import Examined, examine, strangers
 from backend.agent.reset.gpureset.needs import needs
 from backend.agent.reset.gpureset.persistence import KIND, OUTPUT, Persistence
+from backend.agent.reset.hostlock import Held, one_at_a_time
 from backend.agent.reset.interrupted import BEGUN
 from backend.agent.reset.receipt import Journal, store
 from backend.agent.seam import Machine
@@ -45,7 +46,7 @@ def main(machine: Machine, run_dir: str, options: Dict[str, Any]) -> int:
         signal.signal(number, signal.SIG_IGN)
     mark = ours.register("reset")
     try:
-        with one_at_a_time("GPU reset %s" % options["id"]) as lock:
+        with one_at_a_time("GPU reset %s" % options["id"], machine.devices().scope()) as lock:
             return GpuReset(machine, run_dir, options, lock).run()
     except Refused as error:
         say(str(error))
@@ -55,13 +56,14 @@ def main(machine: Machine, run_dir: str, options: Dict[str, Any]) -> int:
 
 
 class GpuReset:
-    """One reset of GPUs from its check to its receipt. `lock` is the open lock of the host."""
+    """One reset of GPUs from its check to its receipt. `lock` is that of the host."""
 
-    def __init__(self, machine: Machine, run_dir: str, options: Dict[str, Any], lock: int) -> None:
+    def __init__(self, machine: Machine, run_dir: str, options: Dict[str, Any], lock: Held) -> None:
         self._machine, self._options, self._lock = machine, options, lock
         self._run_dir = run_dir
         self._journal = Journal(run_dir)
         self._receipt = new_receipt(machine, str(options["id"]), "gpu-reset")
+        self._receipt.notes += lock.passed
         self._argv = smi.find(machine.smi)
 
     def run(self) -> int:
@@ -87,7 +89,7 @@ class GpuReset:
             with driverhold.hold() as held:
                 self._let_go(seen)
                 self._begin()
-                self._reset(seen, (self._lock, held))
+                self._reset(seen, (*self._lock.fds, held))
         except Refused as error:
             return self._refuse(str(error))
         return self._verify(seen)

@@ -8,10 +8,10 @@ from typing import Any, Dict, List
 
 from backend.agent.launch import reasons, shut
 from backend.agent.paths import state_dir
-from backend.agent.reset.cycle import one_at_a_time
 from backend.agent.reset.gpureset import smi
 from backend.agent.reset.gpureset.examine import examine
 from backend.agent.reset.gpureset.needs import needs
+from backend.agent.reset.hostlock import one_at_a_time
 from backend.agent.reset.interrupted import recover
 from backend.agent.reset.receipt import plan_path
 from backend.agent.seam import Machine
@@ -31,7 +31,7 @@ def prepare_start(machine: Machine, args: Dict[str, Any]) -> RunSpec:
     reset_id = str(args.get("id") or "")
     plan_path(reset_id)
     recover(machine)  # one that was killed counts too
-    with one_at_a_time("the start of GPU reset %s" % reset_id):
+    with one_at_a_time("the start of GPU reset %s" % reset_id, machine.devices().scope()):
         closed = shut(_look(machine, args).needs)
     if closed:
         raise Refused("precondition", reasons(closed), closed[0].fix)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from backend.agent.reset.cycle import one_at_a_time
 from backend.agent.reset.gpureset import persistence
+from backend.agent.reset.hostlock import one_at_a_time
 from backend.agent.reset.receipt import Journal
 from backend.agent.seam import Machine
 from backend.wire import Receipt, Refused
@@ -18,7 +18,7 @@ def settle(machine: Machine, said: Receipt, events: List[Dict[str, Any]], journa
     """Complete the receipt of a GPU reset that was killed. Returns False while its nvidia-smi still works, which has
     inherited the host's lock."""
     try:
-        with one_at_a_time("what follows the interrupted GPU reset %s" % said.id):
+        with one_at_a_time("what follows the interrupted GPU reset %s" % said.id, machine.devices().scope()):
             ends = [
                 one["data"] for one in events if one["kind"] == persistence.KIND and one["data"].get("step") == "end"
             ]
