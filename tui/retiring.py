@@ -6,6 +6,9 @@ from typing import Any
 
 from tui import format
 
+_REFERS = {"unseen": "not known"}
+"""What stands before a reference that is none: what could not be looked into."""
+
 
 def plan_lines(plan: dict[str, Any], now: float) -> list[str]:
     """Write a plan as plain lines of text."""
@@ -19,9 +22,9 @@ def plan_lines(plan: dict[str, Any], now: float) -> list[str]:
     for part in plan["parts"]:
         age = format.duration(now - part["newest_at"]) + " ago" if part["newest_at"] else "-"
         name = part["name"] + "/" if part["name"] else "files of its own"
-        lines.append(f"    {name:<28} {format.count(part['files']):>9} files {format.size(part['bytes']):>10}  {age}")
+        lines.append(f"    {name:<20} {format.count(part['files']):>8} files {format.size(part['bytes']):>9}  {age}")
     lines += [f"    and {plan['parts_left_out']} more folders"] if plan["parts_left_out"] else []
-    lines += [f"  refers to it: {ref['kind']}: {ref['text']}" for ref in plan["refs"]]
+    lines += [f"  {_REFERS.get(ref['kind'], 'refers to it: ' + ref['kind'])}: {ref['text']}" for ref in plan["refs"]]
     lines += [f"  REFUSED {one['code']}: {one['text']}" for one in plan["refused"]]
     more = plan["refused_count"] - len(plan["refused"])
     return lines + ([f"  and {more} more reasons"] if more > 0 else [])

@@ -75,12 +75,12 @@ class RetireDialog(Dialog):
     def _show_plan(self, plan: dict[str, Any]) -> None:
         self.plan = plan
         rows: list[Row] = []
-        for line in map(clean, plan_lines(plan, time.time())):
+        for line in plan_lines(plan, time.time()):
             style = "bad" if line.startswith("  REFUSED") else "warn" if line.startswith("  refers") else "text"
-            indent = len(line) - len(line.lstrip())
-            rows += [pad([(style, line)], self.text_width)] if len(line) <= self.text_width else paragraph(
-                line.strip(), self.text_width, style, indent
-            )  # fmt: skip
+            text, indent = clean(line.strip()), len(line) - len(line.lstrip())
+            whole = [pad([(style, " " * indent + text)], self.text_width)]  # a table's columns, which would be wrapped
+            fits = indent + len(text) <= self.text_width
+            rows += whole if fits else paragraph(text, self.text_width, style, indent)
         if plan["refused"]:
             self._say(rows, "Nothing is deleted while anything is refused.")
             return

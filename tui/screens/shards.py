@@ -275,7 +275,7 @@ class ShardScreen(Ticking):
         mark += [("ok", " FOLLOWING")] if self.following and run is not None else []
         self.query_one("#head", Painted).show([spread(title, mark, width)])
         keys = [("Enter", "open"), ("n", "values"), ("/", "filter"), ("f", "hold" if self.following else "newest")]
-        keys += [("← →", "tree, tensors"), ("Esc", "back"), ("p", "path"), ("A", "audit")]
+        keys += [("← →", "tree, tensors"), ("Esc", "back"), ("p", "path"), ("A", "audit"), ("D", "delete")]
         self.query_one("#foot", Painted).show([foot_row(width, keys)])
 
     # --- keys ---

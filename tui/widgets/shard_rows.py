@@ -58,7 +58,7 @@ def tree_row(tree: ShardTree, line: Line, width: int) -> Row:
 
 def spread_sums(left: list[Run], sums: tuple[int, int, bool] | None, width: int) -> Row:
     """Set counts and bytes at the right edge; a `+` says that not all is listed yet."""
-    if sums is None or not (sums[0] or sums[2]):
+    if sums is None or not sums[0]:
         return pad(left, width)
     more = "" if sums[2] else "+"
     tail = right(f"{format.size(float(sums[1]))}{more}", 10)
@@ -200,6 +200,8 @@ def folder_rows(
     short = path if len(path) <= width else "…" + path[1 - width :]
     rows: list[Row] = [pad([("strong", clean(short))], width)]
     words = f"{format.count(shards)} shards, {format.size(float(size))}" + ("" if whole else " so far")
+    if not shards:
+        words = "no shard in it" if whole else "not listed yet"
     rows += [pad([("text", words)], width), BLANK]
     if isinstance(told, str) or told is None:
         return [*rows, *paragraph(told or "reading how long its sequences are", width, "dim")]

@@ -46,7 +46,8 @@ def make_plan(place: Place, store: RunStore, other_users: bool, own: str = "") -
         refused.append(("unfinished", "an earlier deletion has not ended: retire %s first" % aside))
     found = [*refs.records(place), *ended, *refs.referring(place)]
     if hidden:
-        found.append(("unseen", "%d processes of other users could not be looked into" % hidden))
+        whose = "one process of another user" if hidden == 1 else "%d processes of other users" % hidden
+        found.append(("unseen", "%s could not be looked into" % whose))
     return _told(place, tree, found, refused), tree
 
 
