@@ -99,6 +99,12 @@ def _check(context: Context, args: Dict[str, Any]) -> List[Any]:
     return launch.check(context.machine, context.store, args.get("requirements") or {}, limited)
 
 
+def _doctor(context: Context, args: Dict[str, Any]) -> Any:
+    from backend.agent import doctor
+
+    return doctor.check(context.machine)
+
+
 def _reset(name: str) -> Callable[[Context, Dict[str, Any]], Any]:
     def call(context: Context, args: Dict[str, Any]) -> Any:
         from backend.agent.reset import ops
@@ -239,6 +245,7 @@ TABLE: Dict[str, Operation] = {
     "runs.log": Operation(_runs_log, 20.0),
     "runs.gates": Operation(_runs_gates),
     "gates.check": Operation(_check, 120.0),
+    "host.doctor": Operation(_doctor, 120.0),
     "pipelines.get": Operation(_pipelines_get, 20.0),
     "pipelines.plan": Operation(_pipelines_plan, 60.0),
     "reset.plan": Operation(_reset("op_plan"), 60.0),

@@ -19,7 +19,7 @@ from backend.fleet.launching import SHORT_S, Launching, new_id
 from backend.fleet.retiring import Retiring
 from backend.fleet.state import Event, HostState, ResetState, ShardListing, host_event
 from backend.link import Archive, Handshakes, HostKey, Link, LinkState, LinkStatus, pack_agent
-from backend.wire import RUN_LIVE, Plan, Receipt, Refused, Run
+from backend.wire import RUN_LIVE, Gate, Plan, Receipt, Refused, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -247,6 +247,10 @@ class Fleet(Launching, Retiring, GpuResetting):
         host.verdicts = {gpu.index: gpu for gpu in receipt.after}
         host.revision += 1
         self._told(None)
+
+    def doctor(self, name: str) -> Future[list[Gate]]:
+        """Ask what works on a host, what does not, and what to do about it; nothing is changed there."""
+        return self._ask(name, "host.doctor", list[Gate], VERIFY_S)
 
     def record_baseline(self, name: str) -> Future[dict[str, Any]]:
         """Record what each GPU shows when nothing holds it; refused where something does."""
