@@ -1,8 +1,8 @@
 """A double of nvidia-smi on a bench: python -m tests.smi ROOT ARGUMENTS. It resets a GPU that nobody has open.
 
-The bench's settings say how it behaves, under `smi`: {pm_rc, rc, text, silent, hold, virtualization, architecture,
-display}. `silent` reports a success that changed nothing; with `hold` it waits in the middle of a reset until the file
-`smi.go` is there. Each call is a line of `smi.log`.
+The bench's settings say how it behaves, under `smi`: {pm_rc, rc, text, silent, hold, after, virtualization,
+architecture, display}. `after` are readings that a reset leaves; `silent` reports a success that changed nothing; with
+`hold` it waits in the middle of a reset until the file `smi.go` is there. Each call is a line of `smi.log`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Smi:
         while self.how.get("hold") and not os.path.exists(os.path.join(self.root, "smi.go")):
             time.sleep(0.02)
         for gpu in () if self.how.get("silent") or self.how.get("rc") else gpus:
-            self._set(gpu, recovery_action=0, remapped_pending=0)
+            self._set(gpu, recovery_action=0, remapped_pending=0, **self.how.get("after", {}))
         print(self.how.get("text", "GPU 00000000:1A:00.0 was successfully reset.\nAll done."))
         return int(self.how.get("rc", 0))
 

@@ -16,6 +16,7 @@ from backend.agent.reset.gpureset import needs as needed
 from backend.agent.reset.gpureset.cycle import GpuReset
 from backend.agent.reset.gpureset.ops import op_plan, prepare_start
 from backend.agent.reset.hostlock import one_at_a_time
+from backend.agent.reset.ops import op_baseline_record
 from backend.agent.reset.rules.case import Case
 from backend.agent.reset.xids.settled import settled
 from backend.agent.reset.xids.sighting import BEFORE, KERNEL_LOG, Sighting
@@ -225,6 +226,27 @@ def test_a_reset_that_did_not_help_is_unhealthy_and_counts(bench: Bench, how: di
     assert (rc, said.gpu_reset["outcome"], said.after[0].verdict) == (1, outcome, UNHEALTHY)
     assert said.after[1].verdict == CLEAN
     assert gates(bench)["first time"].ok is False
+
+
+def test_what_a_reset_changed_for_the_worse_is_found_against_the_baseline(bench: Bench) -> None:
+    bench.set(readings={"0": {**FINE, "pcie_width": 16}, "1": dict(FINE)})
+    op_baseline_record(bench.machine, {})
+    bench.set(readings={"0": {**ASKS, "pcie_width": 16}, "1": dict(FINE)}, smi={"after": {"pcie_width": 8}})
+    rc, said = reset(bench)
+    assert (rc, said.gpu_reset["outcome"], said.after[0].verdict) == (1, "done", UNHEALTHY)
+    assert "PCIe" in said.after[0].reason
+
+
+def test_root_nvidia_smi_and_no_daemon_are_needed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needed, "_running", lambda program: [77] if program == "nvidia-persistenced" else [])
+    bench.machine.smi = ["no-such-nvidia-smi"]
+    found = gates(bench)
+    assert found["nvidia-smi"].ok is False
+    assert found["virtualization"].ok is None, "nobody could be asked"
+    daemon = found["persistence daemon"]
+    assert daemon.ok is False and "process 77" in daemon.detail and "systemctl stop nvidia-persistenced" in daemon.fix
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert needed._root() == Gate("root", False, "this is uid 1000", "connect to this host as root")
 
 
 def test_ours_let_go_of_the_driver_for_the_reset_and_come_back(bench: Bench) -> None:

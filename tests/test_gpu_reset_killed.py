@@ -136,6 +136,7 @@ def test_an_nvidia_smi_that_does_not_end_is_left_alone_and_keeps_the_host(
     assert {one.verdict for one in said.after} == {UNKNOWN} and "reboot" in said.after[0].action
     assert driverhold.held()
     assert ON not in calls(bench), "the mode of a GPU in the middle of a reset is not touched"
+    assert "persistence mode of GPU-0000 was left off: sudo nvidia-smi -pm 1 -i GPU-0000" in said.notes
     go_on(bench)
     until(lambda: not driverhold.held())
     until(lambda: all(one.poll() is not None for one in nvidia_smi._left))

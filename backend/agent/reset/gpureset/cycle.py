@@ -155,7 +155,9 @@ class GpuReset:
         except OSError as error:
             said.update(outcome=NOT_BEGUN, output="nvidia-smi could not be started: %s" % (error.strerror or error))
         finally:
-            if said["outcome"] != HANGS:
+            if said["outcome"] == HANGS:
+                persistence.leave()
+            else:
                 persistence.put_back()
             self._receipt.notes += persistence.problems
             self._receipt.durations["gpu_reset"] = said["took_s"] or 0.0

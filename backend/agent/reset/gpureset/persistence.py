@@ -47,6 +47,10 @@ class Persistence:
             self.problems += turn_on(self._argv, address, self._journal, self._output)
         self._off = []
 
+    def leave(self) -> None:
+        """Leave it off, and say so: the GPU is in the middle of a reset."""
+        self.problems += ["persistence mode of %s was left off: %s" % (one, BY_HAND % one) for one in self._off]
+
 
 def turn_on(argv: Sequence[str], address: str, journal: Journal, output: str) -> List[str]:
     """Turn persistence mode on for one GPU, and say what went wrong."""
