@@ -158,9 +158,8 @@ def test_two_audits_of_one_folder_do_not_meet(tmp_path: Path, home: Path) -> Non
     auditing.audit(folder)
     with (cache_of(home).parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        process = auditing.start(folder)
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == 2 and "under way" in err
+        status, _, err = auditing.run(folder)
+    assert status == 2 and "under way" in err
 
 
 # --- quarantine -------------------------------------------------------------------------------------------------------
