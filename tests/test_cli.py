@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,6 @@ from tui.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -90,6 +90,20 @@ def test_a_closed_gate_exits_with_4_and_nothing_runs(nvml: NvmlDouble, run: Call
 def test_a_reset_asks_before_it_kills(nvml: NvmlDouble, run: Callable[..., Result]) -> None:
     result = run("reset")
     assert result.exit_code == 4 and "--yes" in result.output
+
+
+def test_leftovers(run: Callable[..., Result]) -> None:
+    path = Path(f"/dev/shm/psm_{os.getpid():08x}")
+    path.write_bytes(b"x" * 4096)
+    try:
+        os.utime(path, (1e9, 1e9))  # its age is that of its last change, which is now
+        result = run("leftovers", "here", "--json")
+        assert str(path) not in result.stdout
+        assert {"segments", "in_use", "ports"} == json.loads(result.stdout).keys()
+        assert "segments in use" in run("leftovers", "here", "--remove").stdout
+        assert path.exists()
+    finally:
+        path.unlink()
 
 
 def test_reset_and_receipts(nvml: NvmlDouble, run: Callable[..., Result]) -> None:

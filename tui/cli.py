@@ -9,7 +9,21 @@ from pathlib import Path
 import click
 
 from backend import config as configuration
-from tui.commands import adopt, doctor, export, layers, pipeline, prepare, replay, reset, retire, runs, shards, status
+from tui.commands import (
+    adopt,
+    doctor,
+    export,
+    layers,
+    leftovers,
+    pipeline,
+    prepare,
+    replay,
+    reset,
+    retire,
+    runs,
+    shards,
+    status,
+)
 from tui.commands.session import OK, USAGE, Session, Stop, pass_session, put_json
 
 
@@ -111,7 +125,8 @@ def demo(context: click.Context, headless: bool, samples: int, keep: Path | None
 
 
 for command in (
-    status.status, status.watch, reset.reset, reset.verify, reset.baseline, reset.receipts, runs.launch, runs.runs,
+    status.status, status.watch, reset.reset, reset.verify, reset.baseline, reset.receipts,
+    leftovers.leftovers, runs.launch, runs.runs,
     runs.logs, runs.stop, pipeline.pipeline, shards.shards, prepare.prepare, export.export,
     layers.layers, adopt.adopt, replay.replay, retire.retire, doctor.doctor,
 ):  # fmt: skip

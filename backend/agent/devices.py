@@ -7,6 +7,7 @@ import stat as statmod
 from typing import Dict, List, Optional, Tuple
 
 from backend.agent import kernelgpus
+from backend.agent.paths import state_dir
 from backend.agent.procfs import read_bytes
 from backend.agent.seam import DeviceTable
 from backend.wire import GpuFacts
@@ -48,6 +49,11 @@ class NvidiaDevices(DeviceTable):
     def faults(self, gpus: List[GpuFacts]) -> List[Tuple[str, str, str, bool]]:
         """Set the kernel module's list of GPUs and the device files against the driver's list."""
         return kernelgpus.faults(gpus)
+
+    def scope(self) -> str:
+        """Return nothing, for all GPUs of this machine; where its kernel has no driver there are none to share, and
+        users need not wait for each other."""
+        return "" if self._majors else state_dir()
 
     def withheld(self) -> List[str]:
         """Return the kernel module's GPUs that have no device file here."""

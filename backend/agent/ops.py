@@ -257,6 +257,7 @@ TABLE: Dict[str, Operation] = {
     "baseline.show": Operation(_reset("op_baseline_show"), 20.0),
     "receipts.list": Operation(_reset("op_receipts_list"), 20.0),
     "receipts.get": Operation(_reset("op_receipts_get"), 20.0),
+    "leftovers.find": Operation(_reset("op_leftovers"), 30.0),
     "shards.list": Operation(_shards_list, 20.0, kept=True),
     "shards.lengths": Operation(_shards_lengths, 60.0, kept=True),
     "shards.show": Operation(_shards_show, 60.0, kept=True),

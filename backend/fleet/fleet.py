@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from backend.config import Config, ConfigError, Stage
+from backend.fleet.evidence import Evidence
 from backend.fleet.feed import Feed
 from backend.fleet.flights import Flights
 from backend.fleet.gpuresetting import GpuResetting
@@ -33,7 +34,7 @@ RESET_S = 900.0
 """How long an answer is waited for, in seconds: a little over the agent's own deadlines, which say more."""
 
 
-class Fleet(Launching, Retiring, GpuResetting):
+class Fleet(Launching, Retiring, GpuResetting, Evidence):
     """Many hosts as one stream. Start it, read `hosts`, call actions; every method is safe from any thread.
 
     Actions return a concurrent.futures.Future. It raises `wire.Refused` where the host declined with a reason,
@@ -259,14 +260,6 @@ class Fleet(Launching, Retiring, GpuResetting):
     def baseline(self, name: str) -> Future[dict[str, Any]]:
         """Return the recorded baseline."""
         return self._ask(name, "baseline.show", dict[str, Any], SHORT_S)
-
-    def receipts(self, name: str) -> Future[list[dict[str, Any]]]:
-        """List the host's receipts, newest first."""
-        return self._ask(name, "receipts.list", list[dict[str, Any]], SHORT_S)
-
-    def receipt(self, name: str, receipt_id: str) -> Future[Receipt]:
-        """Return one receipt."""
-        return self._ask(name, "receipts.get", Receipt, SHORT_S, {"id": receipt_id})
 
     def audit_result(self, name: str, run_id: str) -> Future[dict[str, Any]]:
         """Return the summary of an audit that has ended (docs/audit.md); refused `not-found` where it left none."""

@@ -31,6 +31,8 @@ from backend.wire.reset import (
     VERDICTS,
     GpuResetPlan,
     GpuVerdict,
+    Leftover,
+    Leftovers,
     Plan,
     Process,
     Receipt,
@@ -59,7 +61,8 @@ __all__ = [
     "AGENT", "CHAIN_ENV", "CLEAN", "GIB", "LEAN", "LIMITED", "MAX_LINE_BYTES", "MIB", "NOT_CLEAN", "NOT_READ",
     "NOT_SUPPORTED", "PIPELINE", "PROTOCOL", "RESET", "RUN_ENDED", "RUN_LIVE", "SCHEMA", "SLOW", "UNHEALTHY",
     "UNKNOWN", "UNSUPPORTED", "VERDICTS", "Gate", "GpuFacts", "GpuResetPlan", "GpuSample", "GpuVerdict", "Hello",
-    "Holder", "HostSample", "Inventory", "Pipeline", "Plan", "Process", "Progress", "Reading", "Receipt", "Refused",
+    "Holder", "HostSample", "Inventory", "Leftover", "Leftovers",
+    "Pipeline", "Plan", "Process", "Progress", "Reading", "Receipt", "Refused",
     "ResetEvent", "Run", "RunSpec", "Step", "Telemetry", "WireError", "Xid", "decode", "encode", "failed",
     "from_dict", "plain", "printable", "refusal", "reply",
 ]  # fmt: skip

@@ -107,6 +107,34 @@ class ResetEvent:
 
 
 @dataclass
+class Leftover:
+    """A segment of shared memory that nothing uses any more. `bytes` is what it takes of the memory.
+
+    `kind` says who names segments so, `age_s` when it was last written or changed, `mine` whether it is the asking
+    user's; `problem` why it cannot be, or was not, removed.
+    """
+
+    path: str
+    kind: str
+    bytes: int
+    user: str
+    age_s: float
+    mine: bool
+    why: str
+    removed: bool = False
+    problem: str = ""
+
+
+@dataclass
+class Leftovers:
+    """What was left behind on a host: segments, the largest first, how many more are in use, and who has which port."""
+
+    segments: List[Leftover] = field(default_factory=list)
+    in_use: int = 0
+    ports: List[str] = field(default_factory=list)
+
+
+@dataclass
 class Receipt:
     """The evidence of one reset or verification, complete only when `verdict` is set. Durations in seconds.
 
@@ -121,6 +149,8 @@ class Receipt:
     wire.Gate), command, begun, outcome, rc, output, at_s, took_s, kernel_log_seq}. Its outcome is done, failed, not
     supported, has not ended, in use (refused before anything was touched), interrupted, or empty where a need was not
     met.
+    `leftovers` are segments of shared memory that nothing uses any more, `ports` say who still listens on a server's
+    port; both only where a reset ended somebody or had nobody to end.
     `interrupted` is set where the reset's own process ended before its verdict: how far it went, in words.
     """
 
@@ -148,6 +178,8 @@ class Receipt:
     xids: List[Dict[str, Any]] = field(default_factory=list)
     kernel_log: str = "not asked"
     gpu_reset: Dict[str, Any] = field(default_factory=dict)
+    leftovers: List[Leftover] = field(default_factory=list)
+    ports: List[str] = field(default_factory=list)
     verdict: str = ""
     path: str = ""
     interrupted: str = ""

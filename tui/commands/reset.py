@@ -9,6 +9,7 @@ import click
 
 from backend.wire import CLEAN, GIB, LIMITED, MIB, GpuVerdict, Plan, Receipt
 from tui.commands.gpureset import GpuResetOrder, gpu_reset_options, outcome_lines, reset_gpus
+from tui.commands.leftovers import leftover_lines
 from tui.commands.session import (
     FAILED,
     GATE,
@@ -63,6 +64,7 @@ def receipt_lines(receipt: Receipt) -> list[str]:
     lines += outcome_lines(receipt.gpu_reset)
     lines += [verdict_line(gpu) for gpu in receipt.after]
     lines += [f"  not seen: {text}" for text in receipt.unseen] + [f"  note: {text}" for text in receipt.notes]
+    lines += leftover_lines(receipt.leftovers, receipt.ports)
     lines += ["  " + "  ".join(f"{name} {value:.2f} s" for name, value in receipt.durations.items())]
     return [*lines, f"{receipt.verdict}" + (f"  receipt {receipt.path}" if receipt.path else "")]
 

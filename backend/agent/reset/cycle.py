@@ -14,7 +14,7 @@ import time
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from backend.agent import ours, procfs
-from backend.agent.reset import health, verdict
+from backend.agent.reset import health, leftovers, verdict
 from backend.agent.reset.baseline import load as load_baseline
 from backend.agent.reset.clearance import Clearance, Clearing, MemoryCurve, states
 from backend.agent.reset.exercise import exercise
@@ -23,7 +23,7 @@ from backend.agent.reset.interrupted import keep_begun
 from backend.agent.reset.judging import judge, judge_before
 from backend.agent.reset.ladder import Ladder, PlanChanged, describe_stuck, key
 from backend.agent.reset.look import Look, look
-from backend.agent.reset.plan import Runs, difference, make_plan
+from backend.agent.reset.plan import difference, make_plan
 from backend.agent.reset.receipt import Journal, confirmed, forget_plan, store
 from backend.agent.reset.watch import Watch, nobody_exits
 from backend.agent.reset.xids.gathering import Gathering
@@ -63,7 +63,7 @@ class Cycle:
         from backend.agent.runs import RunStore
 
         self._machine, self._options = machine, options
-        self._runs: Runs = RunStore(machine)
+        self._runs = RunStore(machine)
         self._journal, self._run_dir = Journal(run_dir), run_dir
         self._watch = Watch(machine.driver)
         self._xids = Gathering(machine.kernel_log, self._watch)
@@ -162,6 +162,8 @@ class Cycle:
         word = judge(self._receipt, self._watch, self._machine.devices(), tried.states, self._health,
                      tried.cleared_at, tried.findings, self._xids)  # fmt: skip
         self._receipt.durations["verdict"] = round(time.monotonic() - began, 3)
+        left = leftovers.of_host(self._machine.host_root, self._runs.list(), plan.victims)
+        self._receipt.leftovers, self._receipt.ports = left.segments, left.ports
         self._finish(word, "")
         return 0 if verdict.passes(word, bool(self._options.get("accept_limited"))) else 1
 

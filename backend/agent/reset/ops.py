@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import Any, Dict, List, Tuple
 
 from backend.agent.paths import state_dir
-from backend.agent.reset import baseline, health, receipt
+from backend.agent.reset import baseline, health, leftovers, receipt
 from backend.agent.reset.clearance import states
 from backend.agent.reset.cycle import verify
 from backend.agent.reset.exercise import LONGEST_S
@@ -21,7 +21,7 @@ from backend.agent.reset.watch import Watch
 from backend.agent.reset.xids.gathering import newest_seq
 from backend.agent.runs import RunStore
 from backend.agent.seam import Machine
-from backend.wire import Plan, Process, Reading, Receipt, Refused, RunSpec
+from backend.wire import Leftovers, Plan, Process, Reading, Receipt, Refused, RunSpec
 
 
 def op_plan(machine: Machine, args: Dict[str, Any]) -> Plan:
@@ -89,6 +89,11 @@ def op_receipts_get(machine: Machine, args: Dict[str, Any]) -> Receipt:
     """Return one receipt."""
     recover(machine)
     return receipt.load(str(args.get("id") or ""))
+
+
+def op_leftovers(machine: Machine, args: Dict[str, Any]) -> Leftovers:
+    """Return what processes that are gone left behind; with `remove` this user's segments are removed."""
+    return leftovers.of_host(machine.host_root, RunStore(machine).list(), [], bool(args.get("remove")))
 
 
 def prepare_start(machine: Machine, args: Dict[str, Any]) -> RunSpec:

@@ -17,6 +17,7 @@ from backend.agent.paths import state_dir
 from backend.wire import (
     SCHEMA,
     GpuVerdict,
+    Leftover,
     Plan,
     Process,
     Reading,
@@ -143,6 +144,7 @@ def read(data: Dict[str, Any]) -> Receipt:
         receipt.plan.spared = _processes(plan["spared"])
     receipt.before, receipt.after = _verdicts(receipt.before), _verdicts(receipt.after)
     receipt.killed, receipt.survivors = _processes(receipt.killed), _processes(receipt.survivors)
+    receipt.leftovers = [from_dict(Leftover, row) for row in data.get("leftovers", [])]
     return receipt
 
 
