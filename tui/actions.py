@@ -6,6 +6,19 @@ from dataclasses import dataclass
 
 from textual.binding import Binding
 
+_WRITTEN = {
+    "left": "←", "right": "→", "up": "↑", "down": "↓", "escape": "Esc", "backspace": "Backspace", "enter": "Enter",
+    "tab": "Tab", "slash": "/", "comma": ",", "full_stop": ".", "plus": "+", "minus": "-", "pageup": "PgUp",
+    "pagedown": "PgDn", "shift+left": "⇧←", "shift+right": "⇧→", "space": "Space", "question_mark": "?",
+    "equals_sign": "=", "underscore": "_", "home": "Home", "end": "End", "ctrl+p": "^p", "f1": "F1",
+}  # fmt: skip
+"""Keys as they are written, where Textual's name of one is another."""
+
+
+def written(key: str) -> str:
+    """Write a key as it stands on the screen."""
+    return _WRITTEN.get(key, key)
+
 
 @dataclass(frozen=True)
 class Action:
@@ -25,8 +38,7 @@ class Action:
     @property
     def key(self) -> str:
         """Return the key as it is written on the screen."""
-        names = {"question_mark": "?", "escape": "Esc", "space": "Space", "enter": "Enter", "ctrl+p": "^p"}
-        return names.get(self.keys[0], self.keys[0])
+        return written(self.keys[0])
 
 
 ACTIONS = (

@@ -272,7 +272,7 @@ class EightZeros(App[None]):
 
     def action_help(self) -> None:
         """Show every key."""
-        self.push_screen(HelpDialog())
+        self.push_screen(HelpDialog(self.shown.KEYS if self.shown else ()))
 
     def action_palette(self) -> None:
         """Open the command palette."""

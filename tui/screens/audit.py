@@ -8,6 +8,7 @@ from textual.containers import Horizontal
 
 from backend.config import Stage
 from backend.wire import RUN_LIVE
+from tui.keys import AUDIT, bindings_of, foot_of
 from tui.screens.base import Ticking, answer
 from tui.screens.shards import ShardScreen, first_folder
 from tui.widgets.audit_rows import KINDS_WIDTH, FaultRows, audited, kind_rows, progress_rows
@@ -30,14 +31,8 @@ MOST_FAULTS = 200_000
 class AuditScreen(Ticking):
     """Follows the newest audit of a host, or starts one of a folder."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("escape,backspace", "back", "Back"),
-        ("n", "start", "New audit"),
-        ("left,h", "side('kinds')", "Kinds"),
-        ("right,l", "side('faults')", "Faults"),
-        ("comma", "other(1)", "Older audit"),
-        ("full_stop", "other(-1)", "Newer audit"),
-    ]
+    KEYS = AUDIT
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings_of(AUDIT)]
 
     def __init__(self, host: HostState, folder: str = "") -> None:
         super().__init__()
@@ -111,8 +106,7 @@ class AuditScreen(Ticking):
         mark = [("warn", "VIRTUAL")] if self.host.virtual else []
         title = [("strong", "Audit"), ("dim", f" on {clean(self.host.name)}  {self.run_id}")]
         self.query_one("#head", Painted).show([spread(title, mark, width)])
-        keys = [("Enter", "open the file"), ("← →", "kinds, faults"), ("n", "new audit"), (", .", "older, newer")]
-        self.query_one("#foot", Painted).show([foot_row(width, [*keys, ("Esc", "back")])])
+        self.query_one("#foot", Painted).show([foot_row(width, foot_of(AUDIT))])
 
     def _show(self) -> None:
         """Paint the lists from what is known."""

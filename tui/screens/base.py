@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from tui.app import EightZeros
+    from tui.keys import Key
     from tui.widgets.rows import Row
 
 T = TypeVar("T")
@@ -32,7 +33,9 @@ async def answer(future: Future[T]) -> T:
 
 
 class Ticking(Screen[None]):
-    """A full screen that the app's frame timer repaints."""
+    """A full screen that the app's frame timer repaints. `KEYS` are its own keys, beside those of all screens."""
+
+    KEYS: ClassVar[tuple[Key, ...]] = ()
 
     @property
     def console(self) -> EightZeros:

@@ -1,4 +1,4 @@
-"""The help: every key, from the table of actions, and what the marks mean."""
+"""The help: every key, from the tables of keys and actions, and what the marks mean."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from tui.widgets.buttons import ActionButton
 from tui.widgets.rows import BLANK, fit, paragraph, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from tui.keys import Key
     from tui.widgets.rows import Row
 
 MARKS = (
@@ -23,9 +24,14 @@ MARKS = (
 )
 
 
-def help_rows(width: int) -> list[Row]:
-    """Make the help from the table of actions."""
-    rows: list[Row] = []
+def help_rows(width: int, keys: Sequence[Key] = ()) -> list[Row]:
+    """Make the help from the tables: the screen's own keys first, then what all have."""
+    rows: list[Row] = [(("title", "On this screen"),)] if keys else []
+    for key in keys:
+        first, *rest = wrap(key.says, width - 20)
+        rows.append((("key", f"  {fit(key.written, 17)} "), ("dim", first)))
+        rows += [(("dim", f"{'':20}{line}"),) for line in rest]
+    rows += [BLANK, (("title", "Everywhere"),)] if keys else []
     for action in ACTIONS:
         first, *rest = wrap(action.says, width - 20)
         rows.append((("key", f"  {fit(action.key, 7)}"), ("strong", fit(action.label, 11)), ("dim", first)))
@@ -43,13 +49,17 @@ class HelpDialog(Dialog):
 
     BINDINGS = [("question_mark,q,f1", "close", "Close")]  # noqa: RUF012
 
+    def __init__(self, keys: Sequence[Key] = ()) -> None:
+        super().__init__()
+        self._keys = keys
+
     def compose_buttons(self) -> Iterable[ActionButton]:
         """One way out."""
         yield ActionButton("Close", key="Esc", id="cancel")
 
     def on_mount(self) -> None:
         """Fill the dialog."""
-        self.show((("strong", "Help"),), help_rows(self.text_width))
+        self.show((("strong", "Help"),), help_rows(self.text_width, self._keys))
         self.query_one("#cancel").focus()
 
     def on_button_pressed(self) -> None:

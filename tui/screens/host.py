@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar
 
+from tui.keys import HOST, bindings_of, foot_of
 from tui.screens.base import Ticking
 from tui.widgets.chrome_rows import foot_row, head_row
 from tui.widgets.detail_rows import gpu_rows
@@ -19,17 +20,12 @@ if TYPE_CHECKING:
 
     from backend.fleet import HostState
 
-KEYS = (("Esc", "back"), ("↑ ↓", "GPU"), ("PgUp PgDn", "scroll"), ("Space", "pause"))
-
 
 class HostScreen(Ticking):
     """A host's panel and the detail of one GPU."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("escape,backspace", "app.pop_screen", "Back"),
-        ("pageup", "page(-1)", "Page up"),
-        ("pagedown", "page(1)", "Page down"),
-    ]
+    KEYS = HOST
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings_of(HOST)]
 
     def __init__(self, host: HostState, cursor: int = 0) -> None:
         super().__init__()
@@ -66,7 +62,7 @@ class HostScreen(Ticking):
         panel.sync()
         limits = app.fleet.config.thresholds
         self.query_one("#head", Painted).show([head_row([self.host], limits, width, time.time(), app.paused)])
-        self.query_one("#foot", Painted).show([foot_row(width, KEYS, self.host.name)])
+        self.query_one("#foot", Painted).show([foot_row(width, foot_of(HOST), self.host.name)])
         index = panel.gpu
         rows = [BLANK] if index is None else gpu_rows(self.host, index, width - 1, limits)
         self.query_one("#detail", RowList).show(rows)

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tui import format
+from tui.keys import LOG, bindings_of, foot_of
 from tui.screens.base import Ticking, answer
 from tui.widgets.chrome_rows import foot_row
 from tui.widgets.painted import Painted, RowList
@@ -28,12 +29,8 @@ AGAIN_S = 1.0
 class LogScreen(Ticking):
     """Follows one run's output; left and right change the run."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("escape,backspace", "app.pop_screen", "Back"),
-        ("f", "follow", "Follow"),
-        ("left,h", "other(1)", "Older run"),
-        ("right,l", "other(-1)", "Newer run"),
-    ]
+    KEYS = LOG
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings_of(LOG)]
 
     def __init__(self, host: HostState, run_id: str = "") -> None:
         super().__init__()
@@ -109,7 +106,7 @@ class LogScreen(Ticking):
             lines.show(rows)
         width = self.size.width - 2
         self.query_one("#head", Painted).show([self._title(width)])
-        keys = [("f", "hold" if self.following else "follow"), ("← →", "other run"), ("Esc", "back")]
+        keys = foot_of(LOG, {"follow": "hold"} if self.following else {})
         self.query_one("#foot", Painted).show([foot_row(width, keys, self.host.name)])
 
     def _title(self, width: int) -> Row:

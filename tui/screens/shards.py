@@ -9,6 +9,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 
 from backend.wire import RUN_LIVE
+from tui.keys import SHARDS, bindings_of, foot_of
 from tui.listing import Listing
 from tui.screens.base import Ticking
 from tui.screens.retire import RetireDialog
@@ -44,17 +45,8 @@ def first_folder(host: HostState, config: Config) -> str:
 class ShardScreen(Ticking):
     """A browser that reads names and headers on the host; values only where they are asked for."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("escape", "back", "Back"),
-        ("backspace", "up", "Folder above"),
-        ("slash", "filter", "Filter"),
-        ("p", "path", "Path"),
-        ("f", "follow", "Follow"),
-        ("n", "values", "Values"),
-        ("D", "retire", "Delete this folder"),
-        ("right,l", "into", "Open, or the tensors"),
-        ("left,h", "out", "Fold, or the tree"),
-    ]
+    KEYS = SHARDS
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings_of(SHARDS)]
 
     def __init__(self, host: HostState, path: str = "", inside: str = "") -> None:
         super().__init__()
@@ -274,8 +266,7 @@ class ShardScreen(Ticking):
             title.append(("ok", f"  {clean(run.stage)} writes here"))
         mark += [("ok", " FOLLOWING")] if self.following and run is not None else []
         self.query_one("#head", Painted).show([spread(title, mark, width)])
-        keys = [("Enter", "open"), ("n", "values"), ("/", "filter"), ("f", "hold" if self.following else "newest")]
-        keys += [("← →", "tree, tensors"), ("Esc", "back"), ("p", "path"), ("A", "audit"), ("D", "delete")]
+        keys = foot_of(SHARDS, {"follow": "hold"} if self.following else {})
         self.query_one("#foot", Painted).show([foot_row(width, keys)])
 
     # --- keys ---

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from backend.fleet import LinkState
 from backend.wire import RUN_LIVE
 from tui import format
+from tui.keys import TIMELINE, bindings_of, foot_of
 from tui.screens.base import Ticking, answer
 from tui.screens.flightfeed import FlightFeed
 from tui.widgets.chrome_rows import foot_row
@@ -49,24 +50,8 @@ REST_S = 0.2
 class TimelineScreen(Ticking):
     """A flight in lanes. The list below is what happened, or the log of the run around the cursor."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("escape,backspace", "app.pop_screen", "Back"),
-        ("left,h", "scrub(-1)", "Earlier"),
-        ("right,l", "scrub(1)", "Later"),
-        ("shift+left,pageup,H", "scrub(-10)", "Ten cells earlier"),
-        ("shift+right,pagedown,L", "scrub(10)", "Ten cells later"),
-        ("up,k,N", "event(-1)", "Event before"),
-        ("down,j,n", "event(1)", "Next event"),
-        ("plus,equals_sign", "zoom(-1)", "Closer"),
-        ("minus,underscore", "zoom(1)", "Farther"),
-        ("0", "whole", "All of it"),
-        ("u", "run", "The run at the cursor"),
-        ("m", "metric", "Another reading"),
-        ("p", "play", "Play"),
-        ("f,end", "follow", "Now"),
-        ("g,home", "first", "The beginning"),
-        ("tab", "below", "Events or log"),
-    ]
+    KEYS = TIMELINE
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings_of(TIMELINE)]
 
     def __init__(self, host: HostState, fleet: FleetLike, run_id: str = "") -> None:
         super().__init__()
@@ -226,8 +211,8 @@ class TimelineScreen(Ticking):
         """Paint the lanes and the list."""
         width, view = self.size.width - 2, self.view
         self.query_one("#head", Painted).show([self._head(width)])
-        keys = [("← →", "scrub"), ("+ -", "zoom"), ("↑ ↓", "event"), ("m", METRICS[self.metric].word), ("p", "play"),
-                ("Tab", "events" if self.show_log else "log"), ("Esc", "back")]  # fmt: skip
+        words = {"metric": METRICS[self.metric].word, "below": "events" if self.show_log else "log"}
+        keys = foot_of(TIMELINE, words)
         self.query_one("#foot", Painted).show([foot_row(width, keys)])
         if not self.feed.loaded:
             return
