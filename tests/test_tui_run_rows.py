@@ -70,6 +70,21 @@ def test_a_server_is_ready_and_shows_its_staging(host) -> None:
     assert "samples" not in text(rows) and {row_width(row) for row in rows} == {78}
 
 
+def test_a_training_shows_its_step_its_loss_and_when_it_ends(host) -> None:
+    now = time.time()
+    progress = Progress(at=now, state="running", steps_done=400, steps_total=1000, steps_per_s=0.5, loss=1.8125,
+                        accuracy=0.625, learning_rate=1e-4, tokens_per_s=21_000.0, advanced_at=now,
+                        shard="draft-step400")  # fmt: skip
+    run = make_run("train-1", "train", progress=progress)
+    rows = text(band(host, run, 110)).split("\n")
+    assert "40.0% of the steps" in rows[1]
+    assert "step 400 / 1,000   loss 1.812  acc 62.5 %  lr 0.0001" in rows[2] and "in 20 min" in rows[2]
+    assert "newest checkpoint draft-step400" in rows[3]
+    spoiled = replace(run, progress=replace(progress, loss=None, message="the loss is nan since step 390"))
+    rows = text(band(host, spoiled)).split("\n")
+    assert "loss" not in rows[2] and rows[3].startswith("the loss is nan since step 390")
+
+
 def test_a_run_without_a_total_has_no_eta(host) -> None:
     progress = replace(make_progress(), samples_total=0, tokens_total=0, bytes_total=0)
     shown = text(band(host, make_run("adopt-1", "adopt", progress=progress)))

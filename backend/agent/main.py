@@ -64,6 +64,10 @@ def serve(machine: Machine, argv: List[str]) -> int:
         from backend.agent.shards.audit.main import main as audit
 
         return audit(words)
+    if role == "train":
+        from backend.agent.train.main import main as train
+
+        return train(words)
     if role == "record":
         from backend.agent.flight.recorder import record
 
@@ -76,7 +80,7 @@ def serve(machine: Machine, argv: List[str]) -> int:
         from backend.agent.retire.main import main as retire
 
         return retire(machine, words[0])
-    roles = "agent, supervise, reset, gpureset, cudatest, adopt, audit, record, pipeline, retire"
+    roles = "agent, supervise, reset, gpureset, cudatest, adopt, audit, train, record, pipeline, retire"
     sys.stderr.write("eightzeros agent: no role `%s`; roles: %s\n" % (role, roles))
     return 2
 

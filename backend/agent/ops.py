@@ -225,6 +225,15 @@ def _retire_get(context: Context, args: Dict[str, Any]) -> Any:
     return ops.receipt(context.store, args)
 
 
+def _train(name: str) -> Callable[[Context, Dict[str, Any]], Any]:
+    def call(context: Context, args: Dict[str, Any]) -> Any:
+        from backend.agent.train import ops
+
+        return getattr(ops, name)(context.store, args)
+
+    return call
+
+
 def _archive_have(context: Context, args: Dict[str, Any]) -> Any:
     return archives.have(want(args, "name", str), want(args, "sha256", str))
 
@@ -272,6 +281,8 @@ TABLE: Dict[str, Operation] = {
     "retire.plan": Operation(_retire_plan, 120.0),
     "retire.start": Operation(_retire_start, 120.0),
     "retire.get": Operation(_retire_get, 20.0),
+    "train.metrics": Operation(_train("op_metrics"), 20.0),
+    "train.checkpoints": Operation(_train("op_checkpoints"), 60.0),
     "archive.have": Operation(_archive_have, 20.0),
     "archive.put": Operation(_archive_put, 20.0),
 }

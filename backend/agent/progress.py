@@ -140,9 +140,10 @@ def _checked(content: Dict[str, Any]) -> Progress:
             if not isinstance(value, str):
                 raise ValueError("`%s` is no text" % field.name)
             setattr(progress, field.name, printable(value, 1000))
+        elif value is None and field.default is None:
+            continue
         elif isinstance(value, bool) or not isinstance(value, (int, float)):
-            if not (field.name == "disk_free_bytes" and value is None):
-                raise ValueError("`%s` is no number" % field.name)
+            raise ValueError("`%s` is no number" % field.name)
         elif value != value or abs(value) == float("inf"):
             raise ValueError("`%s` is not finite" % field.name)
         elif field.type in ("int", "Optional[int]"):

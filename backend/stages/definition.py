@@ -18,21 +18,29 @@ KINDS = ("extract", "serve", "prepare", "audit", "export", "train")
 NEEDED = {
     "command": ("command",), "extract": ("corpus", "out"), "serve": ("model", "points"),
     "prepare": ("datasets", "out"), "audit": ("folder",), "export": ("format", "folder", "out"),
-    "train": ("command", "data"),
+    "train": ("data",),
 }  # fmt: skip
 
 SERVER_KEYS = ("server", "staging", "concurrency", "retries")
 """What only an extraction from a server has."""
 
+TRAINERS = ("specforge", "speculators")
+"""The trainers whose command is built in."""
+
+TRAINER_KEYS = ("gpus", "max_steps", "epochs")
+"""What only a training by one of those has, beside `config`, `points`, `entry` and `arguments`."""
+
 ONLY = {
     **dict.fromkeys(("limit", "order", "suffix", "only", *SERVER_KEYS), ("extract",)),
-    **dict.fromkeys(("points", "tp", "mem_fraction", "staging_gib", "entry"), ("serve",)),
+    **dict.fromkeys(("tp", "mem_fraction", "staging_gib"), ("serve",)),
+    **dict.fromkeys(("data", "trainer", "config", *TRAINER_KEYS), ("train",)), "points": ("serve", "train"),
+    "entry": ("serve", "train"),
     **dict.fromkeys(("datasets", "tokenizer", "seed"), ("prepare",)),
     **dict.fromkeys(("deep", "quarantine"), ("audit",)),
     **dict.fromkeys(("service", "ready_url"), ("command",)),
-    "command": ("command", "train"), "data": ("train",), "format": ("export",),
+    "command": ("command", "train"), "format": ("export",),
     "corpus": ("extract", "audit"), "max_tokens": ("prepare", "audit"), "folder": ("audit", "export"),
-    "arguments": ("serve", "prepare", "audit", "export"), "ready_timeout_s": ("serve", "command"),
+    "arguments": ("serve", "prepare", "audit", "export", "train"), "ready_timeout_s": ("serve", "command"),
     "port": ("serve", "command", "train"), "model": ("serve", "export", "train", "command"),
 }  # fmt: skip
 """The kinds that have a key; a key that is not listed is of every kind."""
@@ -58,7 +66,7 @@ class Stage(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
     `kind = "extract"` with engine, corpus and out, `kind = "serve"` with model and points, `kind = "prepare"` with
     datasets and out, `kind = "audit"` with a folder of shards, `kind = "export"` with format, folder and out,
-    `kind = "train"` with a command and the shards that it trains on, or a `command` of your own.
+    `kind = "train"` with a trainer (or a command) and the shards that it trains on, or a `command` of your own.
     `needs` may hold "clean-gpus"; a server and a training need it unless it is said to be empty.
     `disk_gib`, `shm_gib` and `ram_gib` are what must be free in `out` (or `cwd`), /dev/shm and memory before a launch.
     """
@@ -108,6 +116,11 @@ class Stage(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     quarantine: str = ""
     format: Literal["", "speculators", "specforge"] = ""
     data: str = ""
+    trainer: Literal["", "specforge", "speculators"] = ""
+    config: str = ""
+    gpus: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    max_steps: Annotated[int, Meta(ge=1)] | None = None
+    epochs: Annotated[int, Meta(ge=1)] | None = None
 
     @property
     def clean_gpus(self) -> bool:
@@ -129,12 +142,31 @@ def mistakes(name: str, stage: Stage) -> Iterator[tuple[list[str | int], str]]:
             kinds = f", or kind = {_listed(KINDS)}" if stage.kind == "command" else ""
             said = "this stage" if stage.kind == "command" else f'a stage of kind = "{stage.kind}"'
             yield [], f"{said} needs `{key}`{kinds}"
+    if stage.kind == "train":
+        yield from _training(stage)
     if stage.command and stage.kind not in ONLY["command"]:
         yield ["command"], f'a stage of kind = "{stage.kind}" brings its own; leave this out'
     for key, kinds_of in ONLY.items():
         if stage.kind not in kinds_of and getattr(stage, key):
             yield [key], f"only a stage of kind = {_listed(kinds_of)} has this"
     yield from _values(stage)
+
+
+def _training(stage: Stage) -> Iterator[tuple[list[str | int], str]]:
+    if not stage.trainer:
+        if not stage.command:
+            yield [], f'a stage of kind = "train" needs `trainer` ({_listed(TRAINERS)}), or a `command` of your own'
+        for key in ("config", "points", "arguments", "entry", *TRAINER_KEYS):
+            if getattr(stage, key):
+                yield [key], "only a training with `trainer` has this; say it in `command`"
+        return
+    if stage.command:
+        yield ["command"], f"the command of {stage.trainer} is built in; leave this out, or leave `trainer` out"
+    for key in ("out", "model", *(("config",) if stage.trainer == "specforge" else ())):
+        if not getattr(stage, key):
+            yield [], f'a training with trainer = "{stage.trainer}" needs `{key}`'
+    if stage.points and stage.trainer == "specforge":
+        yield ["points"], "SpecForge takes every state that the shards hold; leave this out"
 
 
 def _values(stage: Stage) -> Iterator[tuple[list[str | int], str]]:

@@ -9,6 +9,8 @@ from backend.stages.export import export_argv, export_modules, export_predicts
 from backend.stages.extract import extract_argv, extract_predicts, server_of
 from backend.stages.prepare import prepare_argv, prepare_modules, prepare_paths
 from backend.stages.serve import serve_argv, serve_grace_s, serve_port, serve_ram_gib, serve_shm_gib
+from backend.stages.train import NEEDS as TRAINER_NEEDS
+from backend.stages.train import train_argv, train_env, train_grace_s
 from backend.wire import GIB, RunSpec
 
 if TYPE_CHECKING:
@@ -38,17 +40,23 @@ def build_spec(name: str, stage: Stage, run_id: str, forced: str = "", roots: Se
         stage=name,
         argv=_argv(stage, roots),
         cwd=stage.cwd,
-        env=dict(stage.env),
+        env=train_env(stage),
         label=_label(name, stage),
         out_dir=stage.out,
-        grace_s=serve_grace_s(stage) if stage.kind == "serve" else stage.grace_s,
+        grace_s={"serve": serve_grace_s, "train": train_grace_s}.get(stage.kind, _grace_s)(stage),
         forced=forced,
     )
+
+
+def _grace_s(stage: Stage) -> float:
+    return stage.grace_s
 
 
 def _argv(stage: Stage, roots: Sequence[str]) -> list[str]:
     if stage.kind == "audit":
         return audit_argv(stage, roots)
+    if stage.kind == "train":
+        return train_argv(stage)
     words = OURS.get(stage.kind)
     return [stage.python, EXTRACTOR, *words(stage)] if words is not None else list(stage.command)
 
@@ -111,6 +119,8 @@ def _program(stage: Stage) -> tuple[str, list[str]]:
     """Return the interpreter or program that must be there, and the packages that it must have."""
     if stage.kind == "audit":
         return "", []
+    if stage.trainer:
+        return stage.python, [*TRAINER_NEEDS[stage.trainer], *stage.packages]
     if stage.kind in ("command", "train"):
         return (stage.python if stage.packages else stage.command[0]), stage.packages
     own = {"extract": ["numpy"], "serve": ["sglang", "numpy"], "prepare": prepare_modules(stage),
@@ -122,4 +132,4 @@ def _paths(stage: Stage) -> list[str]:
     """Return what must be there."""
     if stage.kind == "prepare":
         return prepare_paths(stage)
-    return [path for path in (stage.folder, stage.corpus, stage.data) if path]
+    return [path for path in (stage.folder, stage.corpus, stage.data, stage.config) if path]

@@ -13,7 +13,9 @@ class Progress:
     """How far a run is, written by the run itself. Rates are over the last minute; `at` is wall time in seconds.
 
     The staging figures and `capture_wait_s` (how long the server's passes waited for the reader) are those of
-    an extraction from a server; `staging_high_bytes` is the most that has lain there.
+    an extraction from a server; `staging_high_bytes` is the most that has lain there. The steps and what follows
+    them are those of a training: `accuracy` is the share of first drafted tokens that were right. None: not said, or
+    no finite number.
     """
 
     at: float
@@ -40,14 +42,22 @@ class Progress:
     staging_high_bytes: int = 0
     staging_bound_bytes: int = 0
     capture_wait_s: float = 0.0
+    steps_done: int = 0
+    steps_total: int = 0
+    steps_per_s: float = 0.0
+    loss: Optional[float] = None
+    accuracy: Optional[float] = None
+    learning_rate: Optional[float] = None
 
     def eta_s(self) -> Optional[float]:
         """Estimate the seconds left, by tokens: samples grow longer and would make it too short (DESIGN 7).
 
-        Where no tokens are counted, as in an audit, it is by samples.
+        Where no tokens are counted, as in an audit, it is by samples, and in a training by steps.
         """
         left, rate = self.tokens_total - self.tokens_done, self.tokens_per_s
-        if not self.tokens_total:
+        if self.steps_total:
+            left, rate = self.steps_total - self.steps_done, self.steps_per_s
+        elif not self.tokens_total:
             left, rate = self.samples_total - self.samples_done, self.samples_per_s
         if left <= 0:
             return 0.0

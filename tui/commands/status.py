@@ -130,7 +130,12 @@ def run_line(run: Run) -> str:
     """Write a run as one line."""
     line = f"  {run.id}  {run.stage}  {run.state}" + ("" if run.exit_code is None else f" {run.exit_code}")
     progress = run.progress
-    if progress and progress.samples_total:
+    if progress and progress.steps_done:
+        of = f"/{progress.steps_total}" if progress.steps_total else ""
+        line += f"  step {progress.steps_done}{of}" + ("" if progress.loss is None else f"  loss {progress.loss:.4g}")
+        eta = progress.eta_s() if progress.steps_total else None
+        line += f"  {progress.tokens_per_s:.0f} tok/s" + (f"  ETA {eta:.0f} s" if eta is not None else "")
+    elif progress and progress.samples_total:
         eta = progress.eta_s()
         line += f"  {progress.samples_done}/{progress.samples_total} samples  {progress.tokens_per_s:.0f} tok/s"
         line += f"  {progress.bytes_written / GIB:.2f} GiB" + (f"  ETA {eta:.0f} s" if eta is not None else "")

@@ -113,7 +113,9 @@ def _head(host: HostState, run: Run, limits: Thresholds, now: float, others: int
 
 
 def _bar(progress: Progress, width: int) -> Row:
-    if progress.tokens_total:
+    if progress.steps_total:
+        share, of = progress.steps_done / progress.steps_total, "of the steps"
+    elif progress.tokens_total:
         share, of = progress.tokens_done / progress.tokens_total, "of the tokens"
     elif progress.samples_total:
         share, of = progress.samples_done / progress.samples_total, "of the samples"
@@ -125,6 +127,8 @@ def _bar(progress: Progress, width: int) -> Row:
 
 
 def _speed(progress: Progress, run: Run, width: int, now: float) -> Row:
+    if progress.steps_done or progress.steps_total:
+        return _steps(progress, run, width, now)
     known = progress.samples_total or progress.tokens_total
     if not known and not progress.samples_done:
         return pad([], width)  # a server, or a run whose samples are not counted yet
@@ -144,21 +148,33 @@ def _speed(progress: Progress, run: Run, width: int, now: float) -> Row:
     )
     if not known:
         return spread(left, [("dim", "no total, no ETA")], width)
+    return spread(left, _end(progress, progress.tokens_done > 0, now), width)
+
+
+def _end(progress: Progress, started: bool, now: float) -> list[Span]:
     eta = progress.eta_s()
     if eta is None:
-        started = progress.tokens_done > 0
-        return spread(
-            left, [("unknown" if started else "dim", "no ETA: nothing moves" if started else "no ETA yet")], width
-        )
-    return spread(
-        left,
-        [
-            ("dim", "ends "),
-            ("strong", format.moment(now + eta, now)),
-            ("dim", f"  in {format.duration(eta)}"),
-        ],
-        width,
-    )
+        return [("unknown" if started else "dim", "no ETA: nothing moves" if started else "no ETA yet")]
+    return [("dim", "ends "), ("strong", format.moment(now + eta, now)), ("dim", f"  in {format.duration(eta)}")]
+
+
+def _steps(progress: Progress, run: Run, width: int, now: float) -> Row:
+    """Say how far a training is and how well it does."""
+    of = f" / {format.count(progress.steps_total)}" if progress.steps_total else ""
+    left: list[Span] = [("text", f"step {format.count(progress.steps_done)}{of}")]
+    if progress.loss is not None:
+        left.append(("strong", f"   loss {progress.loss:.4g}"))
+    if progress.accuracy is not None:
+        left.append(("text", f"  acc {progress.accuracy * 100:.1f} %"))
+    if width >= 100 and progress.learning_rate is not None:
+        left.append(("dim", f"  lr {progress.learning_rate:.3g}"))
+    if run.state not in RUN_LIVE:
+        return spread(left, [], width)
+    if progress.tokens_per_s:
+        left.append(("dim", f"  {format.short(progress.tokens_per_s)} tok/s"))
+    if not progress.steps_total:
+        return spread(left, [("dim", "no total, no ETA")], width)
+    return spread(left, _end(progress, progress.steps_done > 0, now), width)
 
 
 def _output(progress: Progress, run: Run, width: int, limits: Thresholds) -> Row:
@@ -166,6 +182,8 @@ def _output(progress: Progress, run: Run, width: int, limits: Thresholds) -> Row
         staging = f"staging {format.size(progress.staging_bytes)} of {format.size(progress.staging_bound_bytes)}"
         most = f", at most {format.size(progress.staging_high_bytes)}, waited {format.few(progress.capture_wait_s)} s"
         return pad([("dim", staging + most)], width)
+    if progress.steps_done or progress.steps_total:
+        return _checkpoint(progress, run, width, limits)
     left: list[Span] = [("text", f"{format.size(progress.bytes_written)} written")]
     if run.state in RUN_LIVE and progress.bytes_per_s:
         left.append(("dim", f"  {format.rate(progress.bytes_per_s)}"))
@@ -174,6 +192,15 @@ def _output(progress: Progress, run: Run, width: int, limits: Thresholds) -> Row
     if shard and width - row_width(tuple(left)) - row_width(tuple(disk)) > 24:
         left.append(("dim", f"   {shard}"))
     return spread(left, disk, width)
+
+
+def _checkpoint(progress: Progress, run: Run, width: int, limits: Thresholds) -> Row:
+    """Say what is wrong with a training's numbers, else which checkpoint is the newest."""
+    if progress.message:
+        return pad([("warn", clean(progress.message))], width)
+    newest = clean(progress.shard)
+    said = ("text", f"newest checkpoint {newest}") if newest else ("dim", "no checkpoint yet")
+    return spread([said], _disk(progress, run, limits), width)
 
 
 def _disk(progress: Progress, run: Run, limits: Thresholds) -> list[Span]:

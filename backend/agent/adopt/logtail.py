@@ -14,10 +14,14 @@ PIECE_BYTES = 1 << 20
 
 
 class LogTail:
-    """One log. `newest` is its last line that says something, safe to show."""
+    """One log. `newest` is its last line that says something, safe to show.
 
-    def __init__(self, path: str) -> None:
+    With `bars` a carriage return ends a line too, so that a progress bar that never ends its line is read as it moves.
+    """
+
+    def __init__(self, path: str, bars: bool = False) -> None:
         self.path = path
+        self._bars = bars
         self.newest = ""
         self.problem = ""
         self.written_at = 0.0
@@ -38,6 +42,8 @@ class LogTail:
             return []
         self.problem, self._at, self._inode = "", begin + len(data), found.st_ino
         self.written_at = found.st_mtime
+        if self._bars:
+            data = data.replace(b"\r", b"\n")
         whole = (self._rest + data).split(b"\n")
         self._rest = whole.pop()[-PIECE_BYTES:]
         lines = [shown(line) for line in whole]

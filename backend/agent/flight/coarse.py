@@ -62,7 +62,8 @@ def _either(masks: List[float]) -> int:
 
 PLACES = (
     ("_bytes", 0), ("bytes_per_s", 0), ("_mhz", 0), ("_w", 1), ("_c", 1), ("_percent", 1), ("tokens_per_s", 1),
-    ("samples_per_s", 3), ("_at", 0), ("load1", 2), ("_s", 1),
+    ("samples_per_s", 3), ("steps_per_s", 3), ("_at", 0), ("load1", 2), ("_s", 1), (".loss", 4), (".accuracy", 4),
+    ("learning_rate", 9),
 )  # fmt: skip
 """Decimals that a reading deserves, by what its name ends in: digits below its noise would only take room."""
 

@@ -1,0 +1,1 @@
+"""A training as a run: somebody else's trainer, started as it is, its metrics read from what it prints."""
