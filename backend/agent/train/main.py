@@ -131,8 +131,7 @@ class Watcher:
         self._take(time.time(), self._reader.end())
         self._look_at_checkpoints()
         state = "done" if code == 0 else "stopped" if self._stopped else "failed"
-        said = [] if code == 0 or self._stopped else ["the trainer ended with %d: %s" % (code, self._log.newest)]
-        self._tell(state, said)
+        self._tell(state, [self._log.newest] if state == "failed" and self._log.newest else [])
         if code < 0:  # end as it did, so that the record says which signal it was
             signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
