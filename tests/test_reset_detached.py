@@ -74,6 +74,7 @@ def test_a_reset_that_is_asked_to_stop_ends_with_its_verdict_all_the_same(bench:
     until(lambda: os.path.exists(os.path.join(bench.root, "exiting")))
     assert store.stop("reset-1", spec.grace_s).state == "stopping"
     until(lambda: (found := store.get("reset-1")) and found.state == "exited", 30)
+    assert receipt.stored("reset-1")
     assert receipt.load("reset-1").verdict == CLEAN
     assert not holder.alive()
 
