@@ -24,7 +24,8 @@ def written(key: str) -> str:
 class Action:
     """One thing the operator can do. `keys` are Textual key names, the first is the one that is shown.
 
-    `button` puts it on the action bar, `footer` in the line below; `danger` marks what kills or launches.
+    `button` puts it on the action bar, `footer` in the line below; `danger` marks what kills or launches, `changes`
+    what otherwise changes a host or whom the console trusts. A console that may only look refuses both.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Action:
     button: bool = False
     footer: bool = False
     danger: bool = False
+    changes: bool = False
 
     @property
     def key(self) -> str:
@@ -63,8 +65,8 @@ ACTIONS = (
         "Stop the run shown; what is in flight finishes",
         danger=True,
     ),
-    Action("baseline", ("B",), "Baseline", "Record what idle GPUs hold, to compare with"),
-    Action("connect", ("C", "c"), "Connect", "Connect again, or look at a host's key"),
+    Action("baseline", ("B",), "Baseline", "Record what idle GPUs hold, to compare with", changes=True),
+    Action("connect", ("C", "c"), "Connect", "Connect again, or look at a host's key", changes=True),
     Action("open_host", ("enter",), "Open", "Open the host and the GPU in focus", footer=True),
     Action("pause", ("space",), "Pause", "Stop and resume painting, nothing else", footer=True),
     Action("palette", ("ctrl+p",), "Palette", "Find any of these by name", footer=True),

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from textual.app import App, ScreenStackError
 from textual.css.query import NoMatches
@@ -17,7 +17,9 @@ from textual.worker import Worker, WorkerState
 from backend.fleet.state import EVENTS_KEPT
 from backend.wire import RUN_LIVE
 from tui.actions import bindings
+from tui.keys import CHANGES
 from tui.palette import ActionCommands
+from tui.readonly import HINT, WHY, ReadOnlyFleet
 from tui.screens.audit import AuditScreen
 from tui.screens.base import Dialog, Ticking, answer
 from tui.screens.fleet import FleetScreen
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from textual.binding import BindingType
+    from textual.dom import DOMNode
 
     from backend.fleet import Event
     from tui.console import FleetLike
@@ -63,9 +66,10 @@ class EightZeros(App[None]):
     COMMANDS = {ActionCommands}  # noqa: RUF012
     ENABLE_COMMAND_PALETTE = True
 
-    def __init__(self, fleet: FleetLike, replay: tuple[str, str] | None = None) -> None:
+    def __init__(self, fleet: FleetLike, replay: tuple[str, str] | None = None, *, read_only: bool = False) -> None:
         super().__init__()
-        self.fleet, self._replay = fleet, replay
+        self.read_only, self._replay = read_only, replay
+        self.fleet: FleetLike = ReadOnlyFleet(fleet) if read_only else fleet
         self.paused = False
         self.happened: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.animation_level = "none"
@@ -185,6 +189,13 @@ class EightZeros(App[None]):
         """Return the host that actions mean, or an empty name where there is none."""
         return self.shown.host_name if self.shown else ""
 
+    async def _dispatch_action(self, namespace: DOMNode, action_name: str, params: Any) -> bool:
+        """Refuse what changes a host where the console may only look: keys, buttons and the palette all come here."""
+        if self.read_only and action_name in CHANGES:
+            self.say(f"Refused: {WHY}; {HINT}.", "warning")
+            return True
+        return await super()._dispatch_action(namespace, action_name, params)
+
     def _on_host(self, show: Callable[[str], object]) -> None:
         if self.host_name:
             show(self.host_name)
@@ -279,12 +290,12 @@ class EightZeros(App[None]):
         self.action_command_palette()
 
 
-def run(fleet: FleetLike, replay: tuple[str, str] | None = None) -> None:
+def run(fleet: FleetLike, replay: tuple[str, str] | None = None, *, read_only: bool = False) -> None:
     """Show the console until the operator leaves, then close the connections. Runs on the hosts go on.
 
-    `replay` opens the timeline of (host, run) on top; no run: all that was recorded.
+    `replay` opens the timeline of (host, run) on top; no run: all that was recorded. `read_only`: it may only look.
     """
-    app = EightZeros(fleet, replay)
+    app = EightZeros(fleet, replay, read_only=read_only)
     try:
         app.run()
     finally:

@@ -23,6 +23,7 @@ from tui.commands import (
     runs,
     shards,
     status,
+    web,
 )
 from tui.commands.session import OK, USAGE, Session, Stop, pass_session, put_json
 
@@ -128,7 +129,7 @@ for command in (
     status.status, status.watch, reset.reset, reset.verify, reset.baseline, reset.receipts,
     leftovers.leftovers, runs.launch, runs.runs,
     runs.logs, runs.stop, pipeline.pipeline, shards.shards, prepare.prepare, export.export,
-    layers.layers, adopt.adopt, replay.replay, retire.retire, doctor.doctor,
+    layers.layers, adopt.adopt, replay.replay, retire.retire, doctor.doctor, web.web,
 ):  # fmt: skip
     main.add_command(command)
 

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 class Key:
     """What one key does on one screen. `action` is Textual's; empty: the list in focus has the key.
 
-    `foot` are the key and the word of the footer, whose key may stand for this and the next one together.
+    `foot` are the key and the word of the footer, whose key may stand for this and the next one together. `changes`
+    marks what changes a host: a console that may only look refuses it.
     """
 
     keys: tuple[str, ...]
     action: str
     says: str
     foot: tuple[str, str] | None = None
+    changes: bool = False
 
     @property
     def written(self) -> str:
@@ -52,13 +54,19 @@ SHARDS = (
     Key(("p",), "path", "Type a path on the host", ("p", "path")),
     Key(("A",), "", "Audit this folder, or follow its audit", ("A", "audit")),
     Key(("backspace",), "up", "Go to the folder above"),
-    Key(("D",), "retire", "Delete this folder, an old cache: its plan first, then its name typed", ("D", "delete")),
+    Key(
+        ("D",),
+        "retire",
+        "Delete this folder, an old cache: its plan first, then its name typed",
+        ("D", "delete"),
+        changes=True,
+    ),
 )
 AUDIT = (
     Key(("enter",), "", "Open the file of a fault; of a kind, go to its faults", ("Enter", "open the file")),
     Key(("left", "h"), "side('kinds')", "Go to the kinds of faults", ("← →", "kinds, faults")),
     Key(("right", "l"), "side('faults')", "Go to the faults"),
-    Key(("n",), "start", "Audit again: what has not changed is not read again", ("n", "new audit")),
+    Key(("n",), "start", "Audit again: what has not changed is not read again", ("n", "new audit"), changes=True),
     Key(("comma",), "other(1)", "Show the audit before", (", .", "older, newer")),
     Key(("full_stop",), "other(-1)", "Show the audit after"),
     Key(("escape", "backspace"), "back", "Go back", ("Esc", "back")),
@@ -88,6 +96,12 @@ TIMELINE = (
     Key(("g", "home"), "first", "Go to the beginning"),
 )
 SCREENS = {"Host": HOST, "Shards": SHARDS, "Audit": AUDIT, "Log": LOG, "Timeline": TIMELINE}
+
+CHANGES = frozenset(
+    [action.id for action in ACTIONS if action.danger or action.changes]
+    + [key.action for keys in SCREENS.values() for key in keys if key.changes]
+)
+"""Textual's names of the actions that change a host."""
 
 
 def bindings_of(keys: Iterable[Key]) -> list[Binding]:
