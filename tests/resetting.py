@@ -9,15 +9,20 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from backend.agent.reset import clearance, cycle
 from backend.agent.seam import HEALTH, ContextList, DeviceTable, Driver, DriverError, Machine
 from backend.wire import NOT_SUPPORTED, SLOW, GpuFacts, Inventory, Reading, failed
 from tests import holding
 from tests.cuda.beside import library_in, residue
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    import pytest
 
 
 class FileDevices(DeviceTable):
@@ -194,6 +199,18 @@ class Bench:
         """End the holders."""
         for holder in self.holders:
             holder.end()
+
+
+@contextmanager
+def quick_bench(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """Give a host of two GPUs, on which a GPU counts as free after a third of a second."""
+    monkeypatch.setattr(clearance, "STABLE_S", 0.3)
+    monkeypatch.setattr(clearance, "SETTLED_S", 0.4)
+    monkeypatch.setattr(cycle, "VERIFY_S", 0.4)
+    folder.mkdir()
+    host = Bench(folder)
+    yield host
+    host.close()
 
 
 def main() -> int:

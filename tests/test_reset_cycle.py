@@ -12,12 +12,12 @@ import pytest
 
 from backend.agent import ours
 from backend.agent.files import write_json
-from backend.agent.reset import baseline, clearance, cycle, receipt, watch
+from backend.agent.reset import baseline, receipt
 from backend.agent.reset.cycle import Cycle, main, verify
 from backend.agent.reset.hostlock import one_at_a_time
 from backend.agent.reset.ops import op_baseline_record, op_plan, prepare_start
-from backend.wire import CLEAN, MIB, NOT_CLEAN, UNHEALTHY, UNKNOWN, Plan, Receipt, Refused
-from tests.resetting import Bench
+from backend.wire import CLEAN, MIB, NOT_CLEAN, UNHEALTHY, Plan, Receipt, Refused
+from tests.resetting import Bench, quick_bench
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -29,15 +29,8 @@ NOBODY = 65534
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Give a host of two GPUs, on which a GPU counts as free after a third of a second."""
-    monkeypatch.setattr(clearance, "STABLE_S", 0.3)
-    monkeypatch.setattr(clearance, "SETTLED_S", 0.4)
-    monkeypatch.setattr(cycle, "VERIFY_S", 0.4)
-    folder = tmp_path / "host"
-    folder.mkdir()
-    host = Bench(folder)
-    yield host
-    host.close()
+    with quick_bench(tmp_path / "host", monkeypatch) as host:
+        yield host
 
 
 def plan(bench: Bench, **args: Any) -> Plan:
@@ -272,62 +265,6 @@ def test_memory_that_never_comes_back_is_said_with_the_dead_pid(bench: Bench) ->
     assert f"process {holder.pid}, which is gone" in said.after[0].reason
     assert said.after[0].action
     assert said.after[1].verdict == CLEAN
-
-
-def test_a_driver_that_blocks_behind_an_exiting_victim_is_no_hang(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch.Watch.__init__, "__defaults__", (0.3,))
-    bench.start("slow-exit", exit_s=1.2)
-    bench.set(blocks_at_exit=True)
-    status, said = reset(bench)
-    assert (status, said.verdict) == (0, CLEAN)
-    assert any("one call to the driver took 1." in note for note in said.notes), said.notes
-
-
-def test_a_driver_that_hangs_is_unknown_and_the_other_gpus_are_judged(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch.Watch.__init__, "__defaults__", (0.5,))
-    bench.set(hang=[0])
-    said = verify(bench.machine, accept_limited=True)
-    assert said.verdict == UNKNOWN
-    assert [one.verdict for one in said.after] == [UNKNOWN, CLEAN]
-    assert "not answering" in said.after[0].reason
-
-
-def test_two_gpus_that_hang_are_a_driver_that_hangs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch.Watch.__init__, "__defaults__", (0.3,))
-    bench.set(hang=[0, 1])
-    said = verify(bench.machine, accept_limited=True)
-    assert [one.verdict for one in said.after] == [UNKNOWN, UNKNOWN]
-
-
-def test_a_killed_driver_child_is_started_again_and_blames_no_gpu(bench: Bench) -> None:
-    seeing = watch.Watch(bench.machine.driver)
-    try:
-        assert len(seeing.open().gpus) == 2
-        os.kill(seeing._child.pid, signal.SIGKILL)
-        assert sorted(seeing.occupancy()) == [0, 1]
-        assert seeing.unknown == {}
-    finally:
-        seeing.close()
-
-
-def test_without_a_driver_nothing_is_called_clean(bench: Bench) -> None:
-    bench.set(broken="the NVIDIA kernel module is not loaded")
-    said = verify(bench.machine, accept_limited=True)
-    assert (said.verdict, said.after) == (UNKNOWN, [])
-    assert any("kernel module" in note for note in said.notes)
-    assert any("kernel module" in text for text in plan(bench).unseen)
-
-
-def test_a_lost_gpu_is_unhealthy(bench: Bench) -> None:
-    bench.set(lost=[1])
-    said = verify(bench.machine, accept_limited=True)
-    assert [one.verdict for one in said.after] == [CLEAN, UNHEALTHY]
-    assert "lost" in said.after[1].reason
-    assert said.after[1].action
 
 
 @pytest.mark.parametrize(("name", "said"), [

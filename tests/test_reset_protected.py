@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backend.agent.reset import clearance, cycle
 from backend.agent.reset.ops import op_plan
 from backend.wire import CLEAN, NOT_CLEAN
-from tests.resetting import Bench
+from tests.resetting import Bench, quick_bench
 from tests.test_reset_cycle import reset
 
 if TYPE_CHECKING:
@@ -25,14 +24,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Give a host of two GPUs, on which a GPU counts as free after a third of a second."""
-    monkeypatch.setattr(clearance, "STABLE_S", 0.3)
-    monkeypatch.setattr(clearance, "SETTLED_S", 0.4)
-    monkeypatch.setattr(cycle, "VERIFY_S", 0.4)
-    (tmp_path / "host").mkdir()
-    host = Bench(tmp_path / "host")
-    yield host
-    host.close()
+    with quick_bench(tmp_path / "host", monkeypatch) as host:
+        yield host
 
 
 def _protected(bench: Bench, name: str) -> holding.Holder:
