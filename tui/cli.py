@@ -11,6 +11,7 @@ import click
 from backend import config as configuration
 from tui.commands import (
     adopt,
+    completion,
     doctor,
     export,
     layers,
@@ -129,10 +130,10 @@ for command in (
     status.status, status.watch, reset.reset, reset.verify, reset.baseline, reset.receipts,
     leftovers.leftovers, runs.launch, runs.runs,
     runs.logs, runs.stop, pipeline.pipeline, shards.shards, prepare.prepare, export.export,
-    layers.layers, adopt.adopt, replay.replay, retire.retire, doctor.doctor, web.web,
+    layers.layers, adopt.adopt, replay.replay, retire.retire, doctor.doctor, web.web, completion.completion,
 ):  # fmt: skip
     main.add_command(command)
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="eightzeros")

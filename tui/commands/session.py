@@ -110,7 +110,17 @@ def put_json(record: Any) -> None:
 
 def host_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --host."""
-    return click.option("--host", "host_name", metavar="NAME", help="A host of the configuration.")(command)
+    return click.option(
+        "--host", "host_name", metavar="NAME", help="A host of the configuration.", shell_complete=complete_host
+    )(command)
+
+
+def complete_host(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    """Return the hosts of the configuration that begin with what is typed; none where it cannot be read."""
+    try:
+        return [name for name in load(context.find_root().params.get("path")).hosts if name.startswith(typed)]
+    except ConfigError:
+        return []
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

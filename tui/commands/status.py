@@ -17,6 +17,7 @@ from tui.commands.session import (
     UNREACHABLE,
     Session,
     answers,
+    complete_host,
     json_option,
     pass_session,
     put_json,
@@ -184,7 +185,7 @@ def _exit_code(fleet: Fleet) -> int:
 
 
 @click.command()
-@click.option("--host", "host_name", metavar="NAME", help="Only this host.")
+@click.option("--host", "host_name", metavar="NAME", help="Only this host.", shell_complete=complete_host)
 @json_option
 @pass_session
 @click.pass_context
@@ -202,7 +203,7 @@ def status(context: click.Context, session: Session, host_name: str | None, as_j
 
 
 @click.command()
-@click.option("--host", "host_name", metavar="NAME", help="Only this host.")
+@click.option("--host", "host_name", metavar="NAME", help="Only this host.", shell_complete=complete_host)
 @click.option("--every", "every_s", type=click.FloatRange(0.5), default=2.0, show_default=True, help="Seconds.")
 @json_option
 @pass_session
